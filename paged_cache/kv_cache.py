@@ -1,0 +1,19 @@
+"""The device tensors of the paged KV cache. The only file of this package that imports torch."""
+
+import torch
+
+from kernels.attention.metadata import KVLayer
+from paged_cache.spec import KVCacheSpec
+
+
+class KVCache:
+    """One `KVLayer` per model layer, allocated once at start-up and never resized."""
+
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
+        """Allocate zeroed blocks: `num_blocks * spec.bytes_per_block` bytes on `device`."""
+        self.spec = spec
+        self.num_blocks = num_blocks
+        shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        # One block's keys and values lie side by side, the unit that copies and transfers move.
+        self._data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+        self.layers = [KVLayer(key=layer[:, 0], value=layer[:, 1]) for layer in self._data]

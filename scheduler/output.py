@@ -1,0 +1,97 @@
+"""The messages between the scheduler, the model runner and the edge. Frozen dataclasses of plain values, no torch.
+
+A SchedulerOutput is a diff: the runner keeps what it was told of a sequence until it is named finished or
+preempted. A resumed sequence arrives as a new one.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scheduler.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """First step of a sequence since it was admitted, forked or resumed: the runner learns all of it."""
+
+    seq_id: int  # unique in this engine
+    index: int  # which of the request's n sequences
+    token_ids: tuple[int, ...]  # every known token: the prompt and, after preemption, what was generated
+    num_prompt_tokens: int
+    params: SamplingParams
+    block_ids: tuple[int, ...]
+    num_computed_tokens: int
+    num_new_tokens: int  # tokens to compute in this step
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRow:
+    """A later step of a sequence that the runner holds."""
+
+    seq_id: int
+    new_block_ids: tuple[int, ...]  # to be appended to its block table
+    replaced_block: tuple[int, int] | None  # (position in the block table, new block id) after copy-on-write
+    num_computed_tokens: int
+    num_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a whole block before this step writes (copy-on-write)."""
+
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. Rows stand in the order of the batch: decodes (one new token) first."""
+
+    rows: tuple[NewRow | KnownRow, ...]
+    finished_seq_ids: tuple[int, ...] = ()  # finished, aborted or preempted since the last step: forget them
+    block_copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this step computes."""
+        return sum(row.num_new_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability (natural logarithm, of the unscaled softmax) of one token, and the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one row of the step brought. No token is sampled while a row's known tokens are not all computed."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, where asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens this step has scored, in order
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One result per row of the SchedulerOutput, in its order."""
+
+    rows: tuple[RowResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What the edge streams of one sequence after one step."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...] = ()  # new tokens, the one that ended the sequence included
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens 1.., only from sequence 0
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the token that ended it; its text is not part of the answer

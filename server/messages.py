@@ -1,0 +1,85 @@
+"""What the edge and the engine process say to each other, as msgpack. Knows neither how they are sent nor HTTP."""
+
+import msgspec
+
+from scheduler.output import SequenceUpdate
+from scheduler.sampling_params import SamplingParams
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Edge to engine: a validated, tokenised request."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float  # seconds since the epoch
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Edge to engine: end a request, or one of its sequences; nothing more is sent about it."""
+
+    request_id: str
+    index: int | None = None  # None = all of them
+
+
+class EngineInfo(msgspec.Struct, frozen=True, tag=True):
+    """Engine to edge, once, when it is ready to serve."""
+
+    max_model_len: int  # the model's or the setting's limit, capped by what an empty pool holds
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    attention_backend: str
+    device: str
+    dtype: str
+    load_seconds: float
+    kv_cache_bytes: int
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+    """Engine to edge while loading."""
+
+    stage: str  # for a person: "weights", "KV cache", ...
+    done: int
+    total: int
+
+
+class EngineFailure(msgspec.Struct, frozen=True, tag=True):
+    """Engine to edge: it cannot start (a wrong model, no memory). The process exits after it."""
+
+    message: str
+
+
+class Rejected(msgspec.Struct, frozen=True, tag=True):
+    """Engine to edge: this request was refused at the scheduler's door."""
+
+    request_id: str
+    message: str
+    param: str | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, tag=True):
+    """Counters and gauges since the engine's start; the edge turns them into metrics."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_used_blocks: int
+    num_steps: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_recomputed_tokens: int
+
+
+class StepUpdates(msgspec.Struct, frozen=True, tag=True):
+    """Engine to edge: after a step, or on its own once a second as a sign of life."""
+
+    updates: list[SequenceUpdate]
+    stats: EngineStats
+
+
+EdgeMessage = Submit | Abort
+EngineMessage = EngineInfo | LoadProgress | EngineFailure | Rejected | StepUpdates
