@@ -1,0 +1,78 @@
+"""Real texts for the tests, read from tests/data (its README names sources and licences). Knows no code under test."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DATA_DIR = Path(__file__).parent / "data"
+
+
+def _json_lines(name: str) -> list[dict[str, Any]]:
+    # Not splitlines(): the texts hold U+2028 and other characters that it takes for line ends.
+    return [json.loads(line) for line in (DATA_DIR / name).read_text(encoding="utf-8").split("\n") if line]
+
+
+@cache
+def mt_bench_turns() -> tuple[tuple[str, ...], ...]:
+    """The user turns of the 80 MT-bench conversations (two each)."""
+    return tuple(tuple(row["turns"]) for row in _json_lines("mt_bench/question.jsonl"))
+
+
+@cache
+def mt_bench_prompts() -> tuple[str, ...]:
+    """80 English questions: the first turns of MT-bench."""
+    return tuple(turns[0] for turns in mt_bench_turns())
+
+
+@cache
+def gsm8k_prompts() -> tuple[str, ...]:
+    """50 school mathematics questions."""
+    return tuple(row["question"] for row in _json_lines("gsm8k/test_50.jsonl"))
+
+
+@cache
+def humaneval_prompts() -> tuple[str, ...]:
+    """40 beginnings of Python functions, to be completed."""
+    return tuple(row["prompt"] for row in _json_lines("humaneval/HumanEval_40.jsonl"))
+
+
+@cache
+def mgsm_prompts() -> dict[str, tuple[str, ...]]:
+    """Language code -> 10 questions, the same in en es fr de ru zh ja th sw bn te."""
+    questions: dict[str, list[str]] = {}
+    for row in _json_lines("mgsm/mgsm_10.jsonl"):
+        questions.setdefault(row["lang"], []).append(row["question"])
+    return {lang: tuple(texts) for lang, texts in questions.items()}
+
+
+@cache
+def emoji() -> tuple[str, ...]:
+    """Every fully-qualified emoji: 1 to 10 code points each."""
+    lines = (DATA_DIR / "unicode/emoji.tsv").read_text(encoding="utf-8").split("\n")[1:]
+    return tuple(line.split("\t")[1] for line in lines if line)
+
+
+@cache
+def grapheme_tests() -> tuple[tuple[str, ...], ...]:
+    """Unicode's grapheme-cluster test lines; each is the clusters of one string, in order."""
+    rows = []
+    for line in (DATA_DIR / "unicode/GraphemeBreakTest.txt").read_text(encoding="utf-8").split("\n"):
+        marks = line.split("#")[0].strip()
+        if marks:
+            clusters = [part.replace("\u00d7", " ").split() for part in marks.split("\u00f7") if part.strip()]
+            rows.append(tuple("".join(chr(int(code, 16)) for code in cluster) for cluster in clusters))
+    return tuple(rows)
+
+
+@cache
+def naughty_strings() -> tuple[str, ...]:
+    """514 strings that break software."""
+    return tuple(json.loads((DATA_DIR / "naughty_strings/blns.json").read_text(encoding="utf-8")))
+
+
+@cache
+def mixed_prompts() -> tuple[str, ...]:
+    """30 prompts of every kind (English, mathematics, code, ten other languages), for runs that must be short."""
+    foreign = [texts[index] for index, texts in enumerate(list(mgsm_prompts().values())[1:])]
+    return (*mt_bench_prompts()[::10], *gsm8k_prompts()[:6], *humaneval_prompts()[:6], *foreign)
