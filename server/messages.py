@@ -13,7 +13,6 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival_time: float  # seconds since the epoch
-    priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

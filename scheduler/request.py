@@ -1,0 +1,77 @@
+"""A request and its sequences: what the scheduler schedules. No clocks, no text, no torch."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from paged_cache.block_table import BlockTable
+from scheduler.sampling_params import SamplingParams
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands. Only the scheduler changes it."""
+
+    WAITING = auto()  # not admitted yet; holds no blocks
+    RUNNING = auto()  # holds blocks
+    PREEMPTED = auto()  # lost its blocks, waits to be recomputed before new work is admitted
+    FINISHED = auto()  # holds no blocks, stands in no queue
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One of a request's n answers. `num_computed_tokens` chases `num_tokens`; there are no other phases."""
+
+    seq_id: int
+    request: "Request"
+    index: int
+    token_ids: list[int]  # the prompt, then what was generated
+    num_computed_tokens: int = 0  # leading tokens whose keys and values are in the cache
+    status: SequenceStatus = SequenceStatus.WAITING
+    block_table: BlockTable = field(default_factory=BlockTable)
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens, prompt and generated."""
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to compute before the next one can be sampled.
+
+        The first of several sequences stops one token short of the prompt until its siblings have been forked,
+        so that each of them computes the last prompt token itself and samples like any other sequence.
+        """
+        target = self.num_prompt_tokens - 1 if self.request.awaits_fork else self.num_tokens
+        return target - self.num_computed_tokens
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A validated, tokenised request. Everything but `sequences` and its bookkeeping stays as it came."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_time: float  # seconds since the epoch
+    sequences: list[Sequence] = field(default_factory=list)
+    num_scored_tokens: int = 0  # prompt tokens whose log-probabilities have been reported
+
+    @property
+    def awaits_fork(self) -> bool:
+        """Its prompt is still being computed by the first sequence, for all n of them."""
+        return len(self.sequences) < self.params.n
+
+    @property
+    def is_finished(self) -> bool:
+        """Every sequence has ended."""
+        return not self.awaits_fork and all(s.status is SequenceStatus.FINISHED for s in self.sequences)
