@@ -1,0 +1,117 @@
+"""A deterministic stand-in for the model runner that knows what every slot of the cache must hold.
+
+A slot keeps a digest of the whole prefix up to its token, so that a wrong block table, a missed copy or a block
+handed out twice shows as a wrong prefix. The next token is a function of the prefix, the seed and the index.
+"""
+
+from dataclasses import dataclass, field
+
+from scheduler.output import KnownRow, NewRow, RowResult, SchedulerOutput, StepResult, TokenLogprobs
+from scheduler.sampling_params import SamplingParams
+
+VOCAB_SIZE = 50
+
+
+def prefix_digests(token_ids: list[int]) -> list[int]:
+    """One digest per position, of all tokens up to and including it."""
+    digests, digest = [], 0
+    for token_id in token_ids:
+        digest = hash((digest, token_id))
+        digests.append(digest)
+    return digests
+
+
+def next_token(token_ids: list[int], params: SamplingParams, index: int) -> int:
+    """What the fake model says after `token_ids`."""
+    return hash((prefix_digests(token_ids)[-1], params.seed, index)) % VOCAB_SIZE
+
+
+def expected_tokens(prompt: list[int], params: SamplingParams, index: int, eos: frozenset[int]) -> list[int]:
+    """The tokens of one sequence, made without any scheduler."""
+    token_ids = list(prompt)
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
+    for _ in range(params.max_tokens):
+        token_ids.append(next_token(token_ids, params, index))
+        if token_ids[-1] in stops:
+            break
+    return token_ids[len(prompt) :]
+
+
+@dataclass
+class _State:
+    token_ids: list[int]
+    num_prompt_tokens: int
+    block_ids: list[int]
+    params: SamplingParams
+    index: int
+
+
+@dataclass
+class FakeRunner:
+    """Executes scheduler outputs over a dictionary of slots."""
+
+    block_size: int
+    slots: dict[tuple[int, int], int] = field(default_factory=dict)  # (block id, offset) -> prefix digest
+    states: dict[int, _State] = field(default_factory=dict)
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        for seq_id in output.finished_seq_ids:
+            del self.states[seq_id]
+        self._copy_blocks(output)
+        for row in output.rows:
+            self._take_row(row)
+        # All rows write before any reads, as one forward pass does in each layer.
+        for row in output.rows:
+            self._write(row)
+        num_new = [row.num_new_tokens for row in output.rows]
+        assert num_new == sorted(num_new, key=lambda n: n > 1), "decodes do not come first"
+        return StepResult(tuple(self._read_and_sample(row) for row in output.rows))
+
+    def _copy_blocks(self, output: SchedulerOutput) -> None:
+        sources = {copy.src for copy in output.block_copies}
+        read = {src: [self.slots.get((src, offset)) for offset in range(self.block_size)] for src in sources}
+        for copy in output.block_copies:
+            for offset, digest in enumerate(read[copy.src]):
+                self.slots[copy.dst, offset] = digest
+
+    def _take_row(self, row: NewRow | KnownRow) -> None:
+        if isinstance(row, NewRow):
+            assert row.seq_id not in self.states, "a known sequence arrived as new"
+            self.states[row.seq_id] = _State(
+                list(row.token_ids), row.num_prompt_tokens, list(row.block_ids), row.params, row.index
+            )
+            return
+        state = self.states[row.seq_id]
+        if row.replaced_block is not None:
+            position, block_id = row.replaced_block
+            state.block_ids[position] = block_id
+        state.block_ids.extend(row.new_block_ids)
+
+    def _write(self, row: NewRow | KnownRow) -> None:
+        state = self.states[row.seq_id]
+        digests = prefix_digests(state.token_ids)
+        for position in range(row.num_computed_tokens, row.num_computed_tokens + row.num_new_tokens):
+            self.slots[self._slot(state, position)] = digests[position]
+
+    def _read_and_sample(self, row: NewRow | KnownRow) -> RowResult:
+        state = self.states[row.seq_id]
+        end = row.num_computed_tokens + row.num_new_tokens
+        for position, digest in enumerate(prefix_digests(state.token_ids)[:end]):
+            assert self.slots[self._slot(state, position)] == digest, (
+                f"sequence {row.seq_id} reads another prefix at position {position}"
+            )
+        last_scored = min(end, state.num_prompt_tokens - 1)
+        scored = ()
+        if state.params.prompt_logprobs is not None and state.index == 0:
+            scored = tuple(
+                TokenLogprobs(state.token_ids[position], -float(position))
+                for position in range(row.num_computed_tokens + 1, last_scored + 1)
+            )
+        if end < len(state.token_ids):
+            return RowResult(prompt_logprobs=scored)
+        token_id = next_token(state.token_ids, state.params, state.index)
+        state.token_ids.append(token_id)
+        return RowResult((token_id,), prompt_logprobs=scored)
+
+    def _slot(self, state: _State, position: int) -> tuple[int, int]:
+        return state.block_ids[position // self.block_size], position % self.block_size

@@ -1,0 +1,98 @@
+"""Random workloads: whatever arrives, is aborted or runs out of blocks, every answer is the one made alone."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from scheduler.admission import RequestRefused
+from tests.scheduler.test_scheduler import Bench
+
+EOS = frozenset({3})
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Adds, aborts and steps in any order over pools of any size; checks every slot and every count."""
+
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        block_size=st.sampled_from([1, 2, 4, 7]),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(1, 24),
+        cap=st.sampled_from([0, 1, 5]),
+    )
+    def start(self, num_blocks, block_size, max_num_seqs, budget, cap):
+        self.bench = Bench(
+            num_blocks,
+            block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            long_prefill_token_threshold=cap,
+            max_model_len=64,
+            eos_token_ids=EOS,
+        )
+        self.aborted: set[tuple[str, int]] = set()
+        self.num_added = 0
+
+    @rule(
+        prompt_len=st.integers(1, 30),
+        max_tokens=st.integers(0, 20),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        ignore_eos=st.booleans(),
+        scored=st.sampled_from([None, 0]),
+    )
+    def add(self, prompt_len, max_tokens, n, ignore_eos, scored):
+        self.num_added += 1
+        params = {"max_tokens": max_tokens, "n": n, "ignore_eos": ignore_eos, "prompt_logprobs": scored}
+        num_blocks = self.bench.scheduler.stats.num_blocks
+        fits = prompt_len + max_tokens <= num_blocks * self.bench.runner.block_size
+        try:
+            self.bench.add(f"r{self.num_added}", prompt_len, **params)
+        except RequestRefused:
+            assert not fits
+        else:
+            assert fits
+
+    @rule(data=st.data(), whole=st.booleans())
+    def abort(self, data, whole):
+        if not self.bench.requests:
+            return
+        name = data.draw(st.sampled_from(sorted(self.bench.requests)))
+        request = self.bench.requests[name]
+        whole = whole or request.awaits_fork
+        index = data.draw(st.integers(0, request.params.n - 1))
+        self.bench.scheduler.abort(name, None if whole else index)
+        self.aborted.update((name, i) for i in range(request.params.n) if whole or i == index)
+
+    @rule(num_steps=st.integers(1, 8))
+    def step(self, num_steps):
+        for _ in range(num_steps):
+            if self.bench.scheduler.has_unfinished:
+                self.bench.step()
+
+    @invariant()
+    def whole(self):
+        if hasattr(self, "bench"):
+            self.bench.scheduler.check_integrity()
+
+    def teardown(self):
+        if not hasattr(self, "bench"):
+            return
+        bench = self.bench
+        bench.drain()
+        for name, request in bench.requests.items():
+            for index in range(request.params.n):
+                expected = bench.expected(name, index)
+                got = bench.tokens.get((name, index), [])
+                if (name, index) in self.aborted:
+                    assert got == expected[: len(got)]
+                else:
+                    assert got == expected
+                    assert (name, index) in bench.finish_reasons
+            if request.params.prompt_logprobs is not None and (name, 0) not in self.aborted:
+                assert bench.prompt_logprobs[name] == list(request.prompt_token_ids[1:])
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestRandomWorkloads = SchedulerMachine.TestCase

@@ -1,0 +1,307 @@
+"""The scheduler against a fake runner that checks every slot: named cases, one for each rule."""
+
+import pytest
+
+from paged_cache.manager import BlockManager
+from scheduler.admission import RequestRefused
+from scheduler.config import SchedulerConfig
+from scheduler.output import KnownRow, NewRow, SequenceUpdate
+from scheduler.request import Request
+from scheduler.sampling_params import SamplingParams
+from scheduler.scheduler import Scheduler
+from tests.scheduler.fake_runner import FakeRunner, expected_tokens
+
+
+class Bench:
+    """A scheduler, its fake runner, and what came out."""
+
+    def __init__(self, num_blocks=64, block_size=4, **limits):
+        defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 200}
+        self.config = SchedulerConfig(**{**defaults, **limits})
+        self.scheduler = Scheduler(self.config, BlockManager(num_blocks, block_size))
+        self.runner = FakeRunner(block_size)
+        self.requests: dict[str, Request] = {}
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.finish_reasons: dict[tuple[str, int], str] = {}
+        self.prompt_logprobs: dict[str, list[int]] = {}
+
+    def add(self, name, prompt_len=5, **params):
+        prompt = tuple((len(self.requests) * 7 + i) % 50 for i in range(prompt_len))
+        params = SamplingParams(**{"max_tokens": 5, "seed": len(self.requests), **params})
+        request = Request(name, prompt, params, arrival_time=float(len(self.requests)))
+        self.scheduler.add(request)
+        self.requests[name] = request
+        return request
+
+    def step(self):
+        output = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        for update in self.scheduler.update(output, self.runner.execute(output)):
+            self._take(update)
+        self.scheduler.check_integrity()
+        return output
+
+    def _take(self, update: SequenceUpdate):
+        key = update.request_id, update.index
+        assert key not in self.finish_reasons, "an update after the end"
+        self.tokens.setdefault(key, []).extend(update.token_ids)
+        self.prompt_logprobs.setdefault(update.request_id, []).extend(t.token_id for t in update.prompt_logprobs)
+        if update.finish_reason:
+            self.finish_reasons[key] = update.finish_reason
+
+    def drain(self, max_steps=2000):
+        steps = 0
+        while self.scheduler.has_unfinished:
+            self.step()
+            steps += 1
+            assert steps < max_steps, "requests do not end"
+        assert self.scheduler.stats.num_used_blocks == 0
+        return steps
+
+    def expected(self, name, index=0):
+        request = self.requests[name]
+        return expected_tokens(list(request.prompt_token_ids), request.params, index, self.config.eos_token_ids)
+
+    def assert_all_exact(self):
+        for name, request in self.requests.items():
+            for index in range(request.params.n):
+                assert self.tokens[name, index] == self.expected(name, index), (name, index)
+
+
+def test_one_request_is_prefilled_whole_then_decoded():
+    bench = Bench()
+    bench.add("a", prompt_len=5, max_tokens=3)
+    assert [bench.step().num_tokens for _ in range(3)] == [5, 1, 1]
+    assert not bench.scheduler.has_unfinished
+    assert bench.finish_reasons == {("a", 0): "length"}
+    bench.assert_all_exact()
+
+
+def test_the_runner_gets_a_diff_after_the_first_step():
+    bench = Bench(block_size=4)
+    bench.add("a", prompt_len=4, max_tokens=6)
+    first, second, third = bench.step().rows[0], bench.step().rows[0], bench.step().rows[0]
+    assert isinstance(first, NewRow)
+    assert len(first.block_ids) == 1
+    assert isinstance(second, KnownRow)
+    assert len(second.new_block_ids) == 1
+    assert third.new_block_ids == ()
+
+
+def test_prompts_are_computed_in_chunks_of_the_budget_beside_decodes():
+    bench = Bench(max_num_batched_tokens=8)
+    bench.add("decoding", prompt_len=3, max_tokens=20)
+    bench.step()
+    bench.add("long", prompt_len=30)
+    output = bench.step()
+    assert [row.num_new_tokens for row in output.rows] == [1, 7]
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_a_long_prefill_leaves_room_for_short_prompts():
+    bench = Bench(max_num_batched_tokens=16, long_prefill_token_threshold=8)
+    bench.add("long", prompt_len=100)
+    bench.add("short", prompt_len=6)
+    output = bench.step()
+    assert sorted(row.num_new_tokens for row in output.rows) == [6, 8]
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_max_num_seqs_is_the_most_that_run_at_once():
+    bench = Bench(max_num_seqs=2)
+    for name in "abc":
+        bench.add(name)
+    assert len(bench.step().rows) == 2
+    assert bench.scheduler.stats.num_waiting == 1
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_preemption_recomputes_and_changes_no_token():
+    bench = Bench(num_blocks=8, block_size=4)
+    for name in "abcd":
+        bench.add(name, prompt_len=6, max_tokens=20)
+    bench.drain()
+    assert bench.scheduler.stats.num_preemptions > 0
+    assert bench.scheduler.stats.num_recomputed_tokens > 0
+    bench.assert_all_exact()
+
+
+def test_the_preempted_resume_before_new_work():
+    bench = Bench(num_blocks=8, block_size=4)
+    for name in "ab":
+        bench.add(name, prompt_len=12, max_tokens=16)
+    while not bench.scheduler.stats.num_preemptions:
+        bench.step()
+    bench.add("late", prompt_len=1, max_tokens=1)
+    while ("late", 0) not in bench.finish_reasons:
+        bench.step()
+    # The newcomer would have fitted all along; it waited for whoever was there before it.
+    assert len(bench.tokens["a", 0]) + len(bench.tokens["b", 0]) >= 17
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_the_victim_is_the_one_with_the_least_computed_work():
+    bench = Bench(num_blocks=10, block_size=4)
+    bench.add("short", prompt_len=3, max_tokens=30)
+    bench.add("long", prompt_len=20, max_tokens=15)
+    while not bench.scheduler.stats.num_preemptions:
+        bench.step()
+    [short] = bench.requests["short"].sequences
+    [long] = bench.requests["long"].sequences
+    assert (short.num_preemptions, long.num_preemptions) == (1, 0)
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_n_sequences_share_the_prompt_and_copy_on_write():
+    bench = Bench(num_blocks=64, block_size=4)
+    bench.add("a", prompt_len=10, n=3, max_tokens=6)
+    copies = bench.step().block_copies
+    assert copies == ()
+    used_after_prefill = bench.scheduler.stats.num_used_blocks
+    copies = bench.step().block_copies
+    # Two of the three copy the shared partial block; the last one writes in place.
+    assert len(copies) == 2
+    assert len({copy.src for copy in copies}) == 1
+    assert bench.scheduler.stats.num_used_blocks == used_after_prefill + 2
+    bench.drain()
+    assert bench.scheduler.stats.num_prompt_tokens == 10
+    bench.assert_all_exact()
+
+
+@pytest.mark.parametrize("prompt_len", [1, 4, 5, 8, 9])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 8])
+def test_n_sequences_are_exact_at_every_edge(prompt_len, max_num_seqs):
+    bench = Bench(num_blocks=6, block_size=4, max_num_seqs=max_num_seqs, max_num_batched_tokens=3)
+    bench.add("a", prompt_len=prompt_len, n=4, max_tokens=6)
+    bench.add("b", prompt_len=prompt_len, n=2, max_tokens=6)
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_stop_tokens_end_a_sequence_unless_ignored():
+    probe = Bench()
+    probe.add("a", max_tokens=20)
+    probe.drain()
+    tokens = probe.tokens["a", 0]
+    stop = tokens[7]
+    first = tokens.index(stop)
+    for params, config, expected in [
+        ({"stop_token_ids": (stop,)}, {}, (first + 1, "stop")),
+        ({}, {"eos_token_ids": frozenset({stop})}, (first + 1, "stop")),
+        ({"ignore_eos": True}, {"eos_token_ids": frozenset({stop})}, (20, "length")),
+    ]:
+        bench = Bench(**config)
+        bench.add("a", max_tokens=20, **params)
+        bench.drain()
+        assert (len(bench.tokens["a", 0]), bench.finish_reasons["a", 0]) == expected
+
+
+def test_max_tokens_zero_computes_the_prompt_only():
+    bench = Bench(max_num_batched_tokens=4)
+    bench.add("a", prompt_len=10, max_tokens=0, prompt_logprobs=0)
+    bench.drain()
+    assert bench.tokens["a", 0] == []
+    assert bench.finish_reasons["a", 0] == "length"
+    assert bench.prompt_logprobs["a"] == list(bench.requests["a"].prompt_token_ids[1:])
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_prompt_logprobs_are_reported_once_whatever_happens(n):
+    bench = Bench(num_blocks=9, block_size=4, max_num_batched_tokens=5)
+    for name in "abc":
+        bench.add(name, prompt_len=9, max_tokens=12, n=n, prompt_logprobs=0)
+    bench.drain()
+    assert bench.scheduler.stats.num_preemptions > 0
+    for name in "abc":
+        assert bench.prompt_logprobs[name] == list(bench.requests[name].prompt_token_ids[1:])
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "params", "param"),
+    [(0, {}, "prompt"), (190, {"max_tokens": 11}, "max_tokens"), (20, {"max_tokens": 13}, "max_tokens")],
+)
+def test_what_cannot_fit_is_refused_at_the_door(prompt_len, params, param):
+    bench = Bench(num_blocks=8 if prompt_len == 20 else 64, block_size=4)
+    with pytest.raises(RequestRefused) as refused:
+        bench.add("a", prompt_len=prompt_len, **params)
+    assert refused.value.param == param
+    assert not bench.scheduler.has_unfinished
+
+
+def test_what_just_fits_an_empty_pool_runs():
+    bench = Bench(num_blocks=8, block_size=4)
+    bench.add("whole", prompt_len=20, max_tokens=12)
+    bench.add("other", prompt_len=20, max_tokens=12)
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_an_id_in_use_is_refused_and_free_again_afterwards():
+    bench = Bench()
+    bench.add("a")
+    with pytest.raises(RequestRefused):
+        bench.scheduler.add(Request("a", (1,), SamplingParams(max_tokens=1), 0.0))
+    bench.drain()
+    bench.finish_reasons.clear()
+    bench.add("a")
+    bench.scheduler.abort("a")
+    bench.add("a")
+    bench.drain()
+    assert bench.finish_reasons == {("a", 0): "length"}
+
+
+def test_abort_works_in_every_state():
+    bench = Bench(num_blocks=8, block_size=4, max_num_seqs=2, max_num_batched_tokens=8)
+    bench.add("running", prompt_len=6, max_tokens=20)
+    bench.add("prefilling", prompt_len=10, max_tokens=8)
+    bench.add("waiting", prompt_len=6)
+    bench.step()
+    for name in ["waiting", "prefilling", "running", "unknown", "running"]:
+        bench.scheduler.abort(name)
+        bench.scheduler.check_integrity()
+    assert not bench.scheduler.has_unfinished
+    assert bench.scheduler.stats.num_used_blocks == 0
+
+    for name in "ab":
+        bench.add(name, prompt_len=12, max_tokens=16)
+    while not bench.scheduler.stats.num_preemptions:
+        bench.step()
+    bench.scheduler.abort("b")
+    bench.scheduler.abort("a")
+    bench.scheduler.check_integrity()
+    assert bench.scheduler.stats.num_used_blocks == 0
+    assert bench.step().rows == ()  # the runner is told to forget them
+    assert bench.runner.states == {}
+
+
+def test_abort_of_one_sequence_leaves_its_siblings():
+    bench = Bench()
+    bench.add("a", n=3, max_tokens=10)
+    bench.step()
+    bench.step()
+    bench.scheduler.abort("a", index=1)
+    bench.drain()
+    assert bench.tokens["a", 0] == bench.expected("a", 0)
+    assert bench.tokens["a", 2] == bench.expected("a", 2)
+    assert ("a", 1) not in bench.finish_reasons
+
+
+def test_abort_between_schedule_and_update_drops_the_result():
+    bench = Bench()
+    bench.add("a")
+    output = bench.scheduler.schedule()
+    result = bench.runner.execute(output)
+    bench.scheduler.abort("a")
+    assert bench.scheduler.update(output, result) == []
+    bench.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("limit", ["max_num_seqs", "max_num_batched_tokens", "max_model_len"])
+def test_limits_without_progress_are_refused(limit):
+    with pytest.raises(ValueError, match=limit):
+        SchedulerConfig(**{"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, limit: 0})
