@@ -56,6 +56,8 @@ def resolve(model: str, home: Path | None = None, on_progress: ProgressCallback 
             return path
         return pull(model, home, on_progress)
     path = Path(model).expanduser()
+    if not model.strip():
+        raise ModelStoreError(f"The name of the model is empty; give one of {', '.join(PACKAGED_MODELS)}, or a path.")
     if path.is_dir():
         return _check_directory(path)
     if path.is_file():
@@ -213,8 +215,6 @@ def _check_gguf(path: Path) -> Path:
 
 def _unknown_model_message(model: str) -> str:
     names = ", ".join(PACKAGED_MODELS)
-    if not model.strip():
-        return f"The name of the model is empty; give one of {names}, a path, or a hub id."
     looks_like_path = model.endswith(".gguf") or model.startswith((".", "~", "/")) or model.count("/") != 0
     if looks_like_path:
         return f"There is no model at {model}; check the path, or give one of {names}, or a hub id (org/name)."
@@ -241,7 +241,7 @@ def _download_from_hub(model: str) -> Path:
             f"There is no model {model} on the hub, or it is private, and no directory of that name here; "
             "check the spelling, or log in with `hf auth login`."
         ) from error
-    except (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, OSError, ValueError) as error:
+    except Exception as error:  # the hub library also raises its HTTP library's own errors, which vary by release
         raise ModelStoreError(
             f"The model {model} could not be downloaded from the hub ({_innermost_reason(error)}); check the network "
             "connection, or name a model that is on this machine."
