@@ -1,0 +1,56 @@
+"""How many bytes the KV cache may take: what the machine or the card has left. Knows no scheduler."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+GIB = 2**30
+_DEFAULT_HOST_CACHE = 4 * GIB
+
+
+class NotEnoughMemory(RuntimeError):
+    """Nothing is left for the KV cache; the message says of how much, and which setting to change."""
+
+
+def host_cache_bytes() -> int:
+    """Bytes for a KV cache in main memory where no setting says: 4 GiB, or half of what is free if that is less."""
+    return min(_DEFAULT_HOST_CACHE, _available_host_bytes() // 2)
+
+
+def gpu_cache_bytes(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> int:
+    """Bytes of a card that remain for the KV cache.
+
+    Args:
+        device: the card, with the weights on it.
+        utilization: share of its memory that this process may use, 0 to 1.
+        run_largest_step: executes the step with the greatest need, so that its peak is measured and not guessed.
+
+    Raises:
+        NotEnoughMemory: if weights and the largest step leave nothing.
+    """
+    torch.cuda.reset_peak_memory_stats(device)
+    run_largest_step()
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    # What the driver and other processes hold counts as used: it is not ours to give.
+    taken_outside = total - free - torch.cuda.memory_reserved(device)
+    left = int(total * utilization) - peak - taken_outside
+    if left <= 0:
+        raise NotEnoughMemory(
+            f"The model and its largest step need {(peak + taken_outside) / GIB:.1f} GiB of the card's "
+            f"{total / GIB:.1f} GiB, and --gpu-memory-utilization {utilization} leaves no room for a KV cache. "
+            "Raise it, or lower --max-num-batched-tokens."
+        )
+    return left
+
+
+def _available_host_bytes() -> int:
+    """Free memory of the machine, or of the container's limit where that is less."""
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, max(0, int(text) - int(used.read_text())))
+    return available

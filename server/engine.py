@@ -1,0 +1,214 @@
+"""The engine: the only place that sees both the scheduler and the model runner. Built once, stepped in a loop.
+
+Knows no sockets and no HTTP; the process around it is server/engine_process.py.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kernels.attention.backend import select_backend
+from models.decoder import Decoder
+from models.loader import load_model
+from models.memory import gpu_cache_bytes, host_cache_bytes
+from models.runner import ModelRunner
+from paged_cache.kv_cache import KVCache
+from paged_cache.manager import BlockManager
+from paged_cache.spec import KVCacheSpec
+from scheduler.config import SchedulerConfig
+from scheduler.output import NewRow, SchedulerOutput, SequenceUpdate
+from scheduler.request import Request
+from scheduler.sampling_params import SamplingParams
+from scheduler.scheduler import Scheduler
+from server.config import EngineConfig
+from server.messages import EngineInfo, EngineStats, Submit
+
+
+class UnservableSettings(RuntimeError):
+    """The engine cannot serve with these settings; the message is for the person who set them."""
+
+
+class Engine:
+    """Requests in, sequence updates out, one step at a time."""
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, info: EngineInfo) -> None:
+        """Wire a scheduler to the runner whose cache its blocks name; see `build_engine`."""
+        self._scheduler = scheduler
+        self._runner = runner
+        self.info = info
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has anything to do."""
+        return self._scheduler.has_unfinished
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters and gauges as of now."""
+        stats = self._scheduler.stats
+        return EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request. Raises RequestRefused."""
+        self._scheduler.add(
+            Request(message.request_id, tuple(message.prompt_token_ids), message.params, message.arrival_time)
+        )
+
+    def abort(self, request_id: str, index: int | None) -> None:
+        """End a request or one of its sequences, in whatever state."""
+        self._scheduler.abort(request_id, index)
+
+    def step(self) -> list[SequenceUpdate]:
+        """Schedule, execute, update."""
+        output = self._scheduler.schedule()
+        return self._scheduler.update(output, self._runner.execute(output))
+
+    def check_integrity(self) -> None:
+        """Prove that the pool is whole. Raises AssertionError."""
+        self._scheduler.check_integrity()
+
+
+def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], None]) -> Engine:
+    """Load the model, size the cache and wire the engine.
+
+    Args:
+        config: from the edge's settings.
+        on_progress: called with the stage, and how much of it is done of how much in all.
+
+    Raises:
+        UnservableSettings, ModelError, NotEnoughMemory: for a person to read.
+    """
+    started = time.monotonic()
+    if config.cpu_threads:
+        torch.set_num_threads(config.cpu_threads)
+    device = _select_device(config.device)
+    backend = select_backend(config.attention_backend, device)
+    model = load_model(
+        config.model_path,
+        _select_dtype(config, device),
+        device,
+        lambda done, total: on_progress("weights", done, total),
+    )
+    spec = _kv_cache_spec(model, config.block_size)
+    max_model_len = _max_model_len(model, config)
+
+    def build_runner(num_blocks: int) -> ModelRunner:
+        kv_cache = KVCache(spec, num_blocks, device)
+        return ModelRunner(model, backend, kv_cache, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len)
+
+    def run_largest_step() -> None:
+        output = _largest_step(config, max_model_len)
+        build_runner(sum(len(row.block_ids) for row in output.rows if isinstance(row, NewRow))).execute(output)
+
+    num_blocks = _num_blocks(config, spec, max_model_len, device, run_largest_step)
+    # A sequence longer than the whole pool could never end: the limit that clients see says so from the start.
+    max_model_len = min(max_model_len, num_blocks * config.block_size)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            eos_token_ids=frozenset(model.config.eos_token_ids),
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+        ),
+        BlockManager(num_blocks, config.block_size),
+    )
+    info = EngineInfo(
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        vocab_size=model.config.vocab_size,
+        eos_token_ids=list(model.config.eos_token_ids),
+        attention_backend=backend.name,
+        device=str(device),
+        dtype=spec.dtype,
+        load_seconds=time.monotonic() - started,
+        kv_cache_bytes=num_blocks * spec.bytes_per_block,
+    )
+    return Engine(scheduler, build_runner(num_blocks), info)
+
+
+def _select_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UnservableSettings("--device cuda was asked for, and torch sees no CUDA device. Use --device cpu.")
+    return torch.device(name)
+
+
+def _select_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """Half-precision products are slow on most processors and exactness is cheap there: float32 on the CPU."""
+    if config.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
+def _kv_cache_spec(model: Decoder, block_size: int) -> KVCacheSpec:
+    return KVCacheSpec(
+        num_layers=len(model.config.layers),
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        block_size=block_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+
+
+def _max_model_len(model: Decoder, config: EngineConfig) -> int:
+    longest = model.config.max_position_embeddings
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise UnservableSettings(
+            f"--max-model-len {config.max_model_len} is more than the {longest} positions this model was made for."
+        )
+    return config.max_model_len
+
+
+def _num_blocks(
+    config: EngineConfig,
+    spec: KVCacheSpec,
+    max_model_len: int,
+    device: torch.device,
+    run_largest_step: Callable[[], None],
+) -> int:
+    if config.num_gpu_blocks_override:
+        return config.num_gpu_blocks_override
+    if config.kv_cache_memory:
+        num_bytes = config.kv_cache_memory
+    elif device.type == "cpu":
+        num_bytes = host_cache_bytes()
+    else:
+        num_bytes = gpu_cache_bytes(device, config.gpu_memory_utilization, run_largest_step)
+    most_useful = config.max_num_seqs * -(-max_model_len // spec.block_size)
+    num_blocks = min(spec.num_blocks_in(num_bytes), most_useful)
+    if num_blocks < 1:
+        raise UnservableSettings(
+            f"The KV cache may take {num_bytes} bytes, and one block of {spec.block_size} tokens needs "
+            f"{spec.bytes_per_block}. Raise --kv-cache-memory or lower --block-size."
+        )
+    return num_blocks
+
+
+def _largest_step(config: EngineConfig, max_model_len: int) -> SchedulerOutput:
+    """The step with the greatest need of memory: the whole token budget, and as many rows that sample as can be."""
+    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    num_tokens = min(config.max_num_batched_tokens // num_rows, max_model_len)
+    num_blocks = -(-num_tokens // config.block_size)
+    params = SamplingParams(max_tokens=1, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1)
+    rows = tuple(
+        NewRow(
+            seq_id=i,
+            index=0,
+            token_ids=(0,) * num_tokens,
+            num_prompt_tokens=num_tokens,
+            params=params,
+            block_ids=tuple(range(i * num_blocks, (i + 1) * num_blocks)),
+            num_computed_tokens=0,
+            num_new_tokens=num_tokens,
+        )
+        for i in range(num_rows)
+    )
+    return SchedulerOutput(rows)

@@ -1,0 +1,310 @@
+"""The edge's end of the engine process: starts it, talks to it, restarts it when it dies.
+
+The only file that knows how the engine is reached. Every open request ends: with its last update, a rejection, or
+`EngineDied`. Knows no HTTP and no text.
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+
+from scheduler.output import SequenceUpdate
+from server.config import EngineConfig
+from server.ipc import MessageCodec
+from server.messages import (
+    Abort,
+    EngineFailure,
+    EngineInfo,
+    EngineMessage,
+    EngineStats,
+    LoadProgress,
+    Rejected,
+    StepUpdates,
+    Submit,
+)
+
+logger = logging.getLogger("octavo.engine_client")
+
+_FIRST_RESTART_DELAY = 0.5  # seconds; doubles with each failed start
+_MAX_FAILED_STARTS = 5
+_EXIT_SECONDS = 5.0  # for a process that was asked to end
+
+
+class EngineStartError(RuntimeError):
+    """The engine did not come up; the message is for the person who started the server."""
+
+
+class EngineUnavailable(RuntimeError):
+    """No request is taken now: the engine is down or starting, or the server drains."""
+
+
+class EngineDied(RuntimeError):
+    """The engine process ended while this request was open."""
+
+
+class RequestRejected(ValueError):
+    """The scheduler refused the request; `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None) -> None:
+        """Carry the scheduler's words."""
+        super().__init__(message)
+        self.param = param
+
+
+class UpdateStream:
+    """The updates of one request, until each of its n sequences has ended."""
+
+    def __init__(self, num_sequences: int) -> None:
+        """Expect updates of sequences 0 .. num_sequences - 1."""
+        self._open = set(range(num_sequences))
+        self._queue: asyncio.Queue[SequenceUpdate | Exception | None] = asyncio.Queue()
+
+    @property
+    def is_open(self) -> bool:
+        """Some sequence may still send."""
+        return bool(self._open)
+
+    def put(self, update: SequenceUpdate) -> None:
+        """Take an update of a sequence that is still open."""
+        if update.index not in self._open:
+            return  # it was aborted while this update was on its way
+        self._queue.put_nowait(update)
+        if update.finish_reason is not None:
+            self.close(update.index)
+
+    def close(self, index: int | None = None) -> None:
+        """Expect nothing more of one sequence, or of any."""
+        if index is None:
+            self._open.clear()
+        self._open.discard(index if index is not None else -1)
+        if not self._open:
+            self._queue.put_nowait(None)
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an error."""
+        self._open.clear()
+        self._queue.put_nowait(error)
+
+    async def __aiter__(self) -> AsyncIterator[SequenceUpdate]:
+        """Yield updates as they come. Raises EngineDied or RequestRejected."""
+        while (item := await self._queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+class EngineClient:
+    """One engine process and the requests that are open in it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+        stall_timeout: float = 30.0,
+    ) -> None:
+        """Configure; `start` brings the process up.
+
+        Args:
+            config: passed to the process as it is.
+            on_progress: called while the first start loads the model.
+            stall_timeout: seconds of silence after which the engine counts as hung, and `ready` turns false.
+        """
+        self.info: EngineInfo | None = None
+        self.stats: EngineStats | None = None
+        self.draining = False
+        self.failed = asyncio.Event()  # it died and cannot be started again
+        self._config = config
+        self._on_progress = on_progress
+        self._stall_timeout = stall_timeout
+        self._codec = MessageCodec(EngineMessage)
+        self._streams: dict[str, UpdateStream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._last_heard = 0.0
+        self._serving = False
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """The engine has loaded its model, takes requests, and has been heard from lately."""
+        heard_lately = time.monotonic() - self._last_heard < self._stall_timeout
+        return self._serving and not self.draining and heard_lately
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._streams)
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the engine process that runs now."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> EngineInfo:
+        """Start the process, wait until it can serve, and look after it from then on.
+
+        Raises:
+            EngineStartError: with the engine's own words where it said why.
+        """
+        info = await self._start_process()
+        self._supervisor = asyncio.create_task(self._supervise())
+        return info
+
+    async def stop(self, timeout: float) -> None:
+        """Take no new request, let open ones finish for up to `timeout` seconds, then end the process."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning(
+                "%d requests were still running after the %.0f s of --shutdown-timeout and were ended.",
+                len(self._streams),
+                timeout,
+            )
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+        self._lose_engine("The server is shutting down.")
+        await self._end_process()
+
+    def submit(self, message: Submit) -> UpdateStream:
+        """Send a request to the engine.
+
+        Raises:
+            EngineUnavailable: if it would not be served.
+        """
+        if self.draining:
+            raise EngineUnavailable("The server is shutting down.")
+        if not self._serving or self._writer is None:
+            raise EngineUnavailable("The engine is starting.")
+        assert message.request_id not in self._streams, f"request id {message.request_id} is in use"
+        stream = self._streams[message.request_id] = UpdateStream(message.params.n)
+        self._idle.clear()
+        self._writer.write(self._codec.encode(message))
+        return stream
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request or one of its sequences; nothing more comes of it. One that has ended is no error."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        stream.close(index)
+        if not stream.is_open:
+            self._forget(request_id)
+        if self._writer is not None:
+            self._writer.write(self._codec.encode(Abort(request_id, index)))
+
+    # --- the process ---
+
+    async def _start_process(self) -> EngineInfo:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "server.engine_process", str(theirs.fileno()), pass_fds=[theirs.fileno()]
+            )
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(self._codec.encode(self._config))
+        while True:
+            match await self._codec.receive_async(self._reader):
+                case LoadProgress() as progress:
+                    if self._on_progress is not None:
+                        self._on_progress(progress)
+                case EngineInfo() as info:
+                    self.info = info
+                    self._last_heard = time.monotonic()
+                    self._serving = True
+                    return info
+                case EngineFailure(message):
+                    await self._end_process()
+                    raise EngineStartError(message)
+                case _:
+                    await self._process.wait()
+                    raise EngineStartError(f"The engine process ended while it was starting ({self._exit_status()}).")
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._receive_updates()
+            num_open = len(self._streams)
+            self._lose_engine("The engine process died while this request was running. Send it again.")
+            await self._end_process()
+            if self.draining:
+                return
+            logger.error(
+                "The engine process died (%s). %d open requests were ended with an error; restarting it.",
+                self._exit_status(),
+                num_open,
+            )
+            if not await self._restart():
+                self.failed.set()
+                return
+
+    async def _restart(self) -> bool:
+        delay = _FIRST_RESTART_DELAY
+        for attempt in range(1, _MAX_FAILED_STARTS + 1):
+            try:
+                info = await self._start_process()
+            except EngineStartError as error:
+                logger.error("Start %d of %d failed: %s", attempt, _MAX_FAILED_STARTS, error)
+                await asyncio.sleep(delay)
+                delay *= 2
+            else:
+                logger.warning("The engine serves again after %.1f s of loading.", info.load_seconds)
+                return True
+        return False
+
+    async def _receive_updates(self) -> None:
+        """Hand out updates until the process is gone."""
+        assert self._reader is not None
+        while (message := await self._codec.receive_async(self._reader)) is not None:
+            self._last_heard = time.monotonic()
+            match message:
+                case StepUpdates():
+                    self.stats = message.stats
+                    for update in message.updates:
+                        self._deliver(update)
+                case Rejected():
+                    if message.request_id in self._streams:
+                        self._streams[message.request_id].fail(RequestRejected(message.message, message.param))
+                        self._forget(message.request_id)
+
+    def _deliver(self, update: SequenceUpdate) -> None:
+        stream = self._streams.get(update.request_id)
+        if stream is None:
+            return
+        stream.put(update)
+        if not stream.is_open:
+            self._forget(update.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        del self._streams[request_id]
+        if not self._streams:
+            self._idle.set()
+
+    def _lose_engine(self, reason: str) -> None:
+        self._serving = False
+        for request_id, stream in list(self._streams.items()):
+            stream.fail(EngineDied(reason))
+            self._forget(request_id)
+
+    async def _end_process(self) -> None:
+        """Close the connection, which ends the process; kill it if it does not go."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    def _exit_status(self) -> str:
+        code = self._process.returncode if self._process is not None else None
+        return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"

@@ -1,0 +1,150 @@
+"""The process around the engine: messages in, steps, messages out. Started by server/engine_client.py.
+
+It ends when the edge closes the connection, so that a dead edge never leaves an engine behind.
+"""
+
+import logging
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+
+from models.errors import ModelError
+from models.memory import NotEnoughMemory
+from scheduler.admission import RequestRefused
+from server.config import EngineConfig
+from server.engine import Engine, UnservableSettings, build_engine
+from server.ipc import MessageCodec
+from server.messages import (
+    Abort,
+    EdgeMessage,
+    EngineFailure,
+    EngineMessage,
+    LoadProgress,
+    Rejected,
+    StepUpdates,
+    Submit,
+)
+
+logger = logging.getLogger("octavo.engine")
+
+# An idle engine says that it lives this often; a busy one does with every step.
+HEARTBEAT_SECONDS = 1.0
+
+
+class Outbox:
+    """Sends from a thread of its own: an edge that reads slowly never holds up a step."""
+
+    def __init__(self, connection: socket.socket, codec: MessageCodec) -> None:
+        """Start the thread."""
+        self._connection = connection
+        self._codec = codec
+        self._messages: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._send_all, name="outbox", daemon=True)
+        self._thread.start()
+
+    def send(self, message: EngineMessage) -> None:
+        """Queue a message."""
+        self._messages.put(message)
+
+    def close(self) -> None:
+        """Send what is queued, then end the thread."""
+        self._messages.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _send_all(self) -> None:
+        try:
+            while (message := self._messages.get()) is not None:
+                self._connection.sendall(self._codec.encode(message))
+        except ConnectionError:
+            return  # the edge is gone; the inbox sees it too and ends the process
+
+
+class Inbox:
+    """Receives in a thread of its own, so that what arrived during a step is there at once after it."""
+
+    def __init__(self, connection: socket.socket, codec: MessageCodec) -> None:
+        """Start the thread."""
+        self._connection = connection
+        self._codec = codec
+        self._messages: queue.SimpleQueue[EdgeMessage | None] = queue.SimpleQueue()
+        threading.Thread(target=self._receive_all, name="inbox", daemon=True).start()
+
+    def take(self, timeout: float) -> EdgeMessage | None:
+        """The next message.
+
+        Raises:
+            queue.Empty: if none came within `timeout` seconds.
+            ConnectionError: if the edge is gone.
+        """
+        message = self._messages.get(timeout=timeout) if timeout > 0 else self._messages.get_nowait()
+        if message is None:
+            raise ConnectionError("the edge closed the connection")
+        return message
+
+    def _receive_all(self) -> None:
+        try:
+            while (message := self._codec.receive(self._connection)) is not None:
+                self._messages.put(message)  # type: ignore[arg-type]  # the codec decodes EdgeMessage alone
+        finally:
+            self._messages.put(None)
+
+
+def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
+    """Step while there is work, wait for messages while there is none, until the edge is gone."""
+    last_sent = time.monotonic()
+    while True:
+        try:
+            _take_messages(engine, inbox, outbox)
+        except ConnectionError:
+            return
+        updates = engine.step() if engine.has_unfinished else []
+        if updates or time.monotonic() - last_sent >= HEARTBEAT_SECONDS:
+            outbox.send(StepUpdates(updates, engine.stats))
+            last_sent = time.monotonic()
+
+
+def _take_messages(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
+    """Handle everything that has arrived; wait for it a heartbeat long where there is nothing else to do."""
+    timeout = 0.0 if engine.has_unfinished else HEARTBEAT_SECONDS
+    while True:
+        try:
+            message = inbox.take(timeout)
+        except queue.Empty:
+            return
+        timeout = 0.0
+        match message:
+            case Submit():
+                try:
+                    engine.submit(message)
+                except RequestRefused as refused:
+                    outbox.send(Rejected(message.request_id, str(refused), refused.param))
+            case Abort():
+                engine.abort(message.request_id, message.index)
+
+
+def main() -> None:
+    """Serve the edge at the other end of the socket whose descriptor is the first argument."""
+    # Control-C reaches the whole terminal; when to stop is the edge's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    config = MessageCodec(EngineConfig).receive(connection)
+    if not isinstance(config, EngineConfig):
+        return
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    codec = MessageCodec(EdgeMessage)
+    outbox = Outbox(connection, codec)
+    try:
+        engine = build_engine(config, lambda stage, done, total: outbox.send(LoadProgress(stage, done, total)))
+    except (ModelError, UnservableSettings, NotEnoughMemory) as failure:
+        outbox.send(EngineFailure(str(failure)))
+        outbox.close()
+        sys.exit(1)
+    outbox.send(engine.info)
+    run_loop(engine, Inbox(connection, codec), outbox)
+
+
+if __name__ == "__main__":
+    main()

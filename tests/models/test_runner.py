@@ -1,0 +1,152 @@
+"""The model runner under the real scheduler: what a step computes does not depend on how the work was cut."""
+
+import pytest
+import torch
+
+from kernels.attention.backend import select_backend
+from models.config import LayerConfig, ModelConfig, RopeParams
+from models.decoder import Decoder
+from models.runner import ModelRunner
+from paged_cache.kv_cache import KVCache
+from paged_cache.manager import BlockManager
+from paged_cache.spec import KVCacheSpec
+from scheduler.config import SchedulerConfig
+from scheduler.request import Request
+from scheduler.sampling_params import SamplingParams
+from scheduler.scheduler import Scheduler
+
+MAX_MODEL_LEN = 96
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model():
+    rope = RopeParams(theta=10_000.0)
+    config = ModelConfig(
+        family="llama",
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=48,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        max_position_embeddings=MAX_MODEL_LEN,
+        layers=(LayerConfig(rope), LayerConfig(rope, sliding_window=12)),
+        rms_norm_eps=1e-5,
+        attention_scale=8**-0.5,
+        eos_token_ids=(7,),
+    )
+    decoder = Decoder(config, torch.float32, CPU)
+    generator = torch.Generator().manual_seed(11)
+    for parameter in decoder.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return decoder
+
+
+class Served:
+    """A scheduler and a runner over one pool, and everything they say about each sequence."""
+
+    def __init__(self, model, backend="auto", num_blocks=200, block_size=4, **limits):
+        spec = KVCacheSpec(2, 2, 8, block_size, "float32")
+        limits = {"max_num_seqs": 16, "max_num_batched_tokens": 512, **limits}
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_model_len=MAX_MODEL_LEN, **limits), BlockManager(num_blocks, block_size)
+        )
+        self.runner = ModelRunner(
+            model,
+            select_backend(backend, CPU),
+            KVCache(spec, num_blocks, CPU),
+            max_num_seqs=limits["max_num_seqs"],
+            max_model_len=MAX_MODEL_LEN,
+        )
+
+    def run(self, requests):
+        """Tokens, sampled log-probabilities and prompt scores of every (request id, index)."""
+        for request_id, (prompt, params) in requests.items():
+            self.scheduler.add(Request(request_id, tuple(prompt), params, 0.0))
+        tokens, logprobs, scores = {}, {}, {}
+        while self.scheduler.has_unfinished:
+            output = self.scheduler.schedule()
+            for update in self.scheduler.update(output, self.runner.execute(output)):
+                key = update.request_id, update.index
+                tokens.setdefault(key, []).extend(update.token_ids)
+                logprobs.setdefault(key, []).extend(update.logprobs)
+                scores.setdefault(update.request_id, []).extend(update.prompt_logprobs)
+            self.scheduler.check_integrity()
+        return tokens, logprobs, scores
+
+
+def workload():
+    generator = torch.Generator().manual_seed(5)
+    requests = {}
+    for i in range(10):
+        length = int(torch.randint(1, 50, (1,), generator=generator))
+        prompt = torch.randint(0, 101, (length,), generator=generator).tolist()
+        params = SamplingParams(
+            max_tokens=24,
+            n=1 + i % 3,
+            temperature=(0.0, 0.8)[i % 2],
+            top_k=(0, 20)[i // 2 % 2],
+            top_p=(1.0, 0.9)[i // 3 % 2],
+            seed=i * 1000,
+            logprobs=2,
+            prompt_logprobs=1,
+        )
+        requests[f"r{i}"] = (prompt, params)
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Each request by itself, whole prompts, plenty of blocks."""
+    results = ({}, {}, {})
+    for request_id, request in workload().items():
+        for merged, part in zip(results, Served(model, "reference").run({request_id: request}), strict=True):
+            merged.update(part)
+    return results
+
+
+def assert_same_scores(got, expected):
+    assert [score.token_id for score in got] == [score.token_id for score in expected]
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_num_batched_tokens": 7},
+        {"num_blocks": 24},
+        {"num_blocks": 24, "max_num_batched_tokens": 5, "max_num_seqs": 5, "block_size": 4},
+        {"block_size": 16, "num_blocks": 20, "long_prefill_token_threshold": 3},
+    ],
+    ids=["together", "chunked", "preempted", "chunked and preempted", "large blocks"],
+)
+def test_tokens_and_logprobs_do_not_depend_on_how_the_work_was_cut(model, alone, backend, limits):
+    served = Served(model, backend, **limits)
+    tokens, logprobs, scores = served.run(workload())
+    assert tokens == alone[0]
+    assert (served.scheduler.stats.num_preemptions > 0) == ("num_blocks" in limits)
+    for key in tokens:
+        assert_same_scores(logprobs[key], alone[1][key])
+    for request_id in scores:
+        assert_same_scores(scores[request_id], alone[2][request_id])
+
+
+def test_prompt_scores_are_the_logits_of_the_previous_position(model, alone):
+    """Scoring prompt + answer as a prompt gives the log-probabilities that sampling reported."""
+    prompt, params = workload()["r0"]
+    answer = alone[0]["r0", 0]
+    scored = SamplingParams(max_tokens=0, prompt_logprobs=2)
+    _, _, scores = Served(model, max_num_batched_tokens=6).run({"again": (prompt + answer, scored)})
+    assert len(scores["again"]) == len(prompt) + len(answer) - 1
+    assert_same_scores(scores["again"][len(prompt) - 1 :], alone[1]["r0", 0])
+
+
+def test_a_sequence_may_fill_the_whole_window(model):
+    params = SamplingParams(max_tokens=MAX_MODEL_LEN - 3, temperature=0.0, ignore_eos=True)
+    tokens, _, _ = Served(model).run({"a": ([1, 2, 3], params)})
+    assert len(tokens["a", 0]) == MAX_MODEL_LEN - 3
