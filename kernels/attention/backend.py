@@ -4,11 +4,23 @@ Knows the names of the backends; must not know models or the cache manager. Back
 chosen, so that an absent optional dependency costs nothing.
 """
 
+import importlib.util
+import logging
 from typing import Protocol
 
 import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+
+BACKEND_NAMES = ("auto", "triton", "cpu", "torch", "reference")
+PROGRAMS_PER_MULTIPROCESSOR = 2  # what registers and shared memory let run at once
+INTERPRETER_PROGRAMS = 8  # Triton's interpreter runs one program after another: splitting more only costs
+
+logger = logging.getLogger(__name__)
+
+
+class BackendUnavailableError(RuntimeError):
+    """The attention backend asked for does not exist, or cannot run on this machine. The text is for a person."""
 
 
 class AttentionBackend(Protocol):
@@ -39,3 +51,70 @@ class AttentionBackend(Protocol):
     def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:  # [num_copies, 2] int64: src, dst
         """Copy whole blocks within a layer (copy-on-write). No dst is the src of another pair."""
         ...
+
+
+def select_backend(name: str, device: torch.device) -> AttentionBackend:
+    """Choose the attention backend, once at start.
+
+    Args:
+        name: one of `BACKEND_NAMES`. "auto" is Triton on a GPU, the native library on a CPU, and plain torch
+            (with a warning) on a CPU where the library is not built.
+        device: where the KV cache lives.
+
+    Raises:
+        BackendUnavailableError: unknown name, or that backend cannot run here; says what to do.
+    """
+    if name not in BACKEND_NAMES:
+        raise BackendUnavailableError(f"unknown attention backend {name!r}: choose one of {', '.join(BACKEND_NAMES)}")
+    if name == "reference":
+        from kernels.attention.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    if name == "torch":
+        return _torch_backend()
+    if name == "triton" or (name == "auto" and device.type != "cpu"):
+        return _triton_backend(device)
+    if name == "cpu":
+        return _cpu_backend(device)
+    try:
+        return _cpu_backend(device)
+    except BackendUnavailableError as error:
+        logger.warning("Attention runs on plain torch, which is several times slower: %s", error)
+        return _torch_backend()
+
+
+def _torch_backend() -> AttentionBackend:
+    from kernels.attention.torch_gather import TorchBackend
+
+    return TorchBackend()
+
+
+def _cpu_backend(device: torch.device) -> AttentionBackend:
+    from kernels.attention.cpu import CpuBackend
+    from kernels.cpu.library import NativeLibraryError
+
+    if device.type != "cpu":
+        raise BackendUnavailableError(f"the cpu attention backend cannot read a KV cache on {device}")
+    try:
+        return CpuBackend()
+    except NativeLibraryError as error:
+        raise BackendUnavailableError(
+            f"{error}. Install a C++ compiler (g++) and reinstall octavo to have the native CPU kernels"
+        ) from error
+
+
+def _triton_backend(device: torch.device) -> AttentionBackend:
+    if importlib.util.find_spec("triton") is None:
+        raise BackendUnavailableError("the triton attention backend needs the package triton: install octavo[gpu]")
+    import triton
+
+    from kernels.attention.triton_backend import TritonBackend
+
+    if device.type == "cuda":
+        num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        return TritonBackend(num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR)
+    if not triton.knobs.runtime.interpret:
+        raise BackendUnavailableError(
+            f"the triton attention backend needs a GPU, not {device} (or TRITON_INTERPRET=1, for tests)"
+        )
+    return TritonBackend(INTERPRETER_PROGRAMS)

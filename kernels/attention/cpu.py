@@ -1,0 +1,154 @@
+"""Paged attention on the native CPU library: the mixed batch in one call, straight over the block tables.
+
+Turns tensors into pointers and strides, and nothing else; the arithmetic is in kernels/cpu.
+"""
+
+import ctypes
+
+import torch
+
+from kernels.attention.block_ops import copy_blocks
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.cpu.library import (
+    ELEMENT_TYPES,
+    INSTRUCTION_SETS,
+    AttendArgs,
+    WriteKVArgs,
+    check_status,
+    load_library,
+    supported_instruction_sets,
+)
+
+
+class CpuBackend:
+    """Computes in float32 from float32, bfloat16 or float16 queries and caches, on torch's own threads."""
+
+    name = "cpu"
+
+    def __init__(self, instruction_set: str | None = None) -> None:
+        """Load the library.
+
+        Args:
+            instruction_set: one of `supported_instruction_sets`; None = the best.
+
+        Raises:
+            NativeLibraryError: the library is not built or does not load.
+            ValueError: this processor or this build lacks the instruction set.
+        """
+        self._library = load_library()
+        supported = supported_instruction_sets(self._library)
+        self.instruction_set = supported[0] if instruction_set is None else instruction_set
+        if self.instruction_set not in supported:
+            raise ValueError(f"instruction set {instruction_set!r} is not one of {', '.join(supported)}")
+
+    def write_kv(
+        self,
+        key: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        value: torch.Tensor,  # [num_tokens, num_kv_heads, head_dim]
+        kv_layer: KVLayer,
+        metadata: AttentionMetadata,
+    ) -> None:
+        """Scatter this step's keys and values to `metadata.slot_mapping`; slot -1 writes nothing.
+
+        Raises:
+            ValueError: a slot lies outside the cache; nothing is written then.
+        """
+        key = _rows_contiguous(key.to(kv_layer.key.dtype))
+        value = _rows_contiguous(value.to(kv_layer.value.dtype))
+        num_blocks, num_kv_heads, block_size, head_dim = kv_layer.key.shape
+        assert key.shape == value.shape == (metadata.slot_mapping.shape[0], num_kv_heads, head_dim)
+        args = WriteKVArgs(
+            key=key.data_ptr(),
+            value=value.data_ptr(),
+            key_cache=kv_layer.key.data_ptr(),
+            value_cache=kv_layer.value.data_ptr(),
+            slot_mapping=_pointer(metadata.slot_mapping, torch.int64),
+            num_tokens=key.shape[0],
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            element_size=kv_layer.key.element_size(),
+            key_strides=key.stride()[:2],
+            value_strides=value.stride()[:2],
+            key_cache_strides=_cache_strides(kv_layer.key),
+            value_cache_strides=_cache_strides(kv_layer.value),
+            num_threads=torch.get_num_threads(),
+        )
+        check_status(self._library.octavo_write_kv(ctypes.byref(args)))
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [num_tokens, num_q_heads, head_dim]
+        kv_layer: KVLayer,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+    ) -> torch.Tensor:  # [num_tokens, num_q_heads, head_dim], dtype of query
+        """Causal attention of every query token over its own sequence's blocks; padding tokens give zeros.
+
+        Raises:
+            ValueError: the metadata do not fit the cache, or a dtype is not supported.
+        """
+        query = _rows_contiguous(query)
+        num_tokens, num_q_heads, head_dim = query.shape
+        num_blocks, num_kv_heads, block_size, _ = kv_layer.key.shape
+        assert num_q_heads % num_kv_heads == 0
+        assert metadata.block_tables.dtype == torch.int32 and metadata.block_tables.stride(1) == 1
+        assert kv_layer.key.dtype == kv_layer.value.dtype
+        assert head_dim == kv_layer.key.shape[3] == kv_layer.value.shape[3]
+        out = torch.zeros(query.shape, dtype=query.dtype)
+        args = AttendArgs(
+            query=query.data_ptr(),
+            out=out.data_ptr(),
+            key_cache=kv_layer.key.data_ptr(),
+            value_cache=kv_layer.value.data_ptr(),
+            query_start_loc=_pointer(metadata.query_start_loc, torch.int32),
+            seq_lens=_pointer(metadata.seq_lens, torch.int32),
+            block_tables=metadata.block_tables.data_ptr(),
+            num_rows=metadata.seq_lens.shape[0],
+            num_tokens=num_tokens,
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            block_tables_width=metadata.block_tables.shape[1],
+            block_tables_stride=metadata.block_tables.stride(0),
+            query_strides=query.stride()[:2],
+            key_cache_strides=_cache_strides(kv_layer.key),
+            value_cache_strides=_cache_strides(kv_layer.value),
+            scale=params.scale,
+            logit_softcap=params.logit_softcap or 0.0,
+            sliding_window=params.sliding_window or 0,
+            query_type=_element_type(query.dtype),
+            cache_type=_element_type(kv_layer.key.dtype),
+            instruction_set=INSTRUCTION_SETS[self.instruction_set],
+            num_threads=torch.get_num_threads(),
+        )
+        check_status(self._library.octavo_attend(ctypes.byref(args)))
+        return out
+
+    def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:  # [num_copies, 2] int64: src, dst
+        """Copy whole blocks within a layer (copy-on-write)."""
+        copy_blocks(kv_layer, block_copies)
+
+
+def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its last dimension is contiguous (a slice of a packed QKV product), else a copy."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _pointer(x: torch.Tensor, dtype: torch.dtype) -> int:
+    assert x.dtype == dtype and x.is_contiguous() and x.device.type == "cpu"
+    return x.data_ptr()
+
+
+def _cache_strides(cache: torch.Tensor) -> tuple[int, ...]:
+    assert cache.stride(3) == 1
+    return cache.stride()[:3]
+
+
+def _element_type(dtype: torch.dtype) -> int:
+    if dtype not in ELEMENT_TYPES:
+        raise ValueError(f"the cpu backend takes float32, bfloat16 and float16, not {dtype}")
+    return ELEMENT_TYPES[dtype]

@@ -1,0 +1,60 @@
+"""Builds the native CPU kernels into one shared library; everything else about the package is in pyproject.toml.
+
+The library is optional: without a C++ compiler the install succeeds and the torch path serves.
+`python setup.py build_ext --inplace` builds it in the source tree.
+"""
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCE_DIR = Path("kernels/cpu")
+X86_VARIANTS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+}
+
+
+class BuildNativeLibrary(build_ext):
+    """Compiles the tile kernel once per instruction set and links no OpenMP runtime.
+
+    The OpenMP symbols stay open: at run time torch's own runtime supplies them, so that one thread pool serves both.
+    """
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """`package/name.so` without Python's tag: the library is not a Python module."""
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link `ext`. A failure is reported and passed over, as the extension is optional."""
+        is_x86 = platform.machine() in ("x86_64", "AMD64")
+        flags = ["-std=c++17", "-O3"]
+        variants = ["-DOCTAVO_X86_VARIANTS"] if is_x86 else []
+        objects = self._compile("paged_attention.cpp", "entry", [*flags, "-fopenmp", *variants])
+        for name, isa_flags in {"generic": [], **(X86_VARIANTS if is_x86 else {})}.items():
+            objects += self._compile("attention_tile.cpp", name, [*flags, f"-DOCTAVO_ISA={name}", *isa_flags])
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(objects, str(library), target_lang="c++")
+
+    def _compile(self, source: str, variant: str, flags: list[str]) -> list[str]:
+        output_dir = str(Path(self.build_temp) / variant)
+        objects: list[str] = self.compiler.compile(
+            [str(SOURCE_DIR / source)], output_dir=output_dir, extra_postargs=flags
+        )
+        return objects
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "kernels.cpu._paged_attention",
+            sources=[str(SOURCE_DIR / "paged_attention.cpp"), str(SOURCE_DIR / "attention_tile.cpp")],
+            depends=[str(SOURCE_DIR / "paged_attention.h")],
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildNativeLibrary},
+)

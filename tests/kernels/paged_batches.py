@@ -1,0 +1,93 @@
+"""Random batches over a paged cache, with everything poisoned that no backend may trust, and the float64 oracle."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.attention.reference import ReferenceBackend
+
+POISONED_BLOCK_ID = 1 << 29
+NUM_SPARE_BLOCKS = 5
+
+# Norm of the error over the norm of the float64 result.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The heads and blocks of a batch."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """The inputs of one `attend`: rows of `query_lens` last tokens of sequences of `seq_lens` tokens."""
+
+    query: torch.Tensor  # [num_tokens, num_q_heads, head_dim]
+    kv_layer: KVLayer
+    metadata: AttentionMetadata
+
+
+def make_metadata(
+    query_lens: list[int], seq_lens: list[int], block_ids: list[list[int]], block_size: int
+) -> AttentionMetadata:
+    """Metadata of the given rows; table entries past a sequence's last block are poisoned."""
+    width = max([len(ids) for ids in block_ids], default=0) + 2
+    tables = [ids + [POISONED_BLOCK_ID] * (width - len(ids)) for ids in block_ids]
+    starts = [0]
+    slots = []
+    for query_len, seq_len, ids in zip(query_lens, seq_lens, block_ids, strict=True):
+        starts.append(starts[-1] + query_len)
+        slots += [ids[p // block_size] * block_size + p % block_size for p in range(seq_len - query_len, seq_len)]
+    num_decodes = next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens))
+    return AttentionMetadata(
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        block_tables=torch.tensor(tables, dtype=torch.int32).reshape(len(seq_lens), width),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64),
+        max_query_len=max(query_lens, default=0),
+        max_seq_len=max(seq_lens, default=0),
+        num_decodes=num_decodes,
+    )
+
+
+def make_kv_layer(shape: Shape, num_blocks: int) -> KVLayer:
+    """A layer as the KV cache lays it out, keys and values of a block side by side, full of NaN."""
+    size = (num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    data = torch.full(size, torch.nan, dtype=shape.dtype)
+    return KVLayer(key=data[:, 0], value=data[:, 1])
+
+
+def make_batch(shape: Shape, query_lens: list[int], seq_lens: list[int], seed: int = 0) -> PagedBatch:
+    """Random sequences in randomly scattered blocks; unused blocks and the tails of last blocks hold NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    num_needed = [-(-n // shape.block_size) for n in seq_lens]
+    num_blocks = sum(num_needed) + NUM_SPARE_BLOCKS
+    free = torch.randperm(num_blocks, generator=generator).tolist()
+    block_ids = [[free.pop() for _ in range(n)] for n in num_needed]
+    kv_layer = make_kv_layer(shape, num_blocks)
+    for seq_len, ids in zip(seq_lens, block_ids, strict=True):
+        for i, block_id in enumerate(ids):
+            count = min(shape.block_size, seq_len - i * shape.block_size)
+            for cache in (kv_layer.key, kv_layer.value):
+                values = torch.randn(shape.num_kv_heads, count, shape.head_dim, generator=generator)
+                cache[block_id, :, :count] = values.to(shape.dtype)
+    query = torch.randn(sum(query_lens), shape.num_q_heads, shape.head_dim, generator=generator).to(shape.dtype)
+    return PagedBatch(query, kv_layer, make_metadata(query_lens, seq_lens, block_ids, shape.block_size))
+
+
+def oracle(batch: PagedBatch, params: AttentionParams) -> torch.Tensor:  # [num_tokens, num_q_heads, head_dim] float64
+    """The exact attention of the batch's own (rounded) inputs."""
+    return ReferenceBackend().attend(batch.query.double(), batch.kv_layer, batch.metadata, params)
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the expected; NaN where either holds one."""
+    difference = torch.linalg.vector_norm(actual.double() - expected)
+    return float(difference / torch.linalg.vector_norm(expected))
