@@ -86,7 +86,7 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
     device = _select_device(config.device)
     backend = select_backend(config.attention_backend, device)
     model = load_model(
-        config.model_path,
+        Path(config.model_path),
         _select_dtype(config, device),
         device,
         lambda done, total: on_progress("weights", done, total),
