@@ -79,11 +79,11 @@ class Served:
 def workload():
     generator = torch.Generator().manual_seed(5)
     requests = {}
-    for i in range(10):
+    for i in range(7):
         length = int(torch.randint(1, 50, (1,), generator=generator))
         prompt = torch.randint(0, 101, (length,), generator=generator).tolist()
         params = SamplingParams(
-            max_tokens=24,
+            max_tokens=20,
             n=1 + i % 3,
             temperature=(0.0, 0.8)[i % 2],
             top_k=(0, 20)[i // 2 % 2],
