@@ -1,0 +1,94 @@
+"""Turns the tokens of one sequence into text as they come, so that what is sent never has to be taken back.
+
+Text comes from an incremental UTF-8 decoder over the tokens' bytes and from nowhere else. It is held back only while
+its tail is a proper prefix of some stop string or an incomplete character. Knows no requests and no scheduler.
+"""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.stop_strings import StopMatcher
+from server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizerStep:
+    """What one push brought."""
+
+    text: str  # may be sent now
+    token_offsets: tuple[int, ...]  # for each token taken, where its text begins, in characters of the whole text
+    stopped: str | None = None  # the stop string that ended the text
+
+
+class Detokenizer:
+    """The text of one sequence. The texts of all steps and of `finish`, joined, are the text of the whole sequence."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """Begin a text that ends before the first of the `stop` strings, or after it with `include_stop`.
+
+        First means complete first; of those complete at the same character, the longest.
+        """
+        self._tokenizer = tokenizer
+        self._include_stop = include_stop
+        self._hidden_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        # Python's decoder replaces what is not UTF-8 as soon as it can be told, and the same in one piece or many.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._matcher = StopMatcher(stop)
+        self._held = ""  # at most one character shorter than the longest stop string
+        self._num_chars = 0  # decoded so far, held ones included
+        self._stopped: str | None = None
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text, if one has."""
+        return self._stopped
+
+    def push(self, token_ids: Sequence[int]) -> DetokenizerStep:
+        """Take the next tokens. Those after a stop string are not taken: `token_offsets` has one entry per taken token.
+
+        A token's offset counts the characters that were complete before it, so a token that only continues a character
+        has the offset of that character. The cost of a token does not grow with the text.
+        """
+        pieces: list[str] = []
+        offsets: list[int] = []
+        for token_id in token_ids:
+            if self._stopped is not None:
+                break
+            offsets.append(self._num_chars)
+            if token_id not in self._hidden_ids:
+                pieces.append(self._add(self._decoder.decode(self._tokenizer.token_bytes(token_id))))
+        return DetokenizerStep("".join(pieces), tuple(offsets), self._stopped)
+
+    def finish(self) -> str:
+        """End the sequence: what was held back, with U+FFFD for an incomplete character. Empty after a stop.
+
+        That U+FFFD can itself complete a stop string; `stopped` tells.
+        """
+        if self._stopped is not None:
+            return ""
+        text = self._add(self._decoder.decode(b"", final=True))
+        rest, self._held = self._held, ""
+        return text if self._stopped is not None else text + rest
+
+    def _add(self, text: str) -> str:
+        """Take decoded text; return what is safe to send."""
+        if not text:
+            return ""
+        self._num_chars += len(text)
+        found = self._matcher.find_end(text)
+        text = self._held + text
+        if found is None:
+            cut = len(text) - self._matcher.num_pending
+        else:
+            end, length = len(self._held) + found[0], found[1]
+            self._stopped = text[end - length : end]
+            cut = end if self._include_stop else end - length
+        self._held = text[cut:] if found is None else ""
+        return text[:cut]
