@@ -1,0 +1,111 @@
+"""The decoder: token ids to logits, one class for all families, driven by ModelConfig.
+
+Keys and values go through the attention backend it is handed; it holds no cache and keeps nothing between calls.
+Must not know requests, sampling or file formats.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kernels.attention.backend import AttentionBackend
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from models.config import LayerConfig, ModelConfig
+from models.forward_batch import ForwardBatch
+from models.layers import MLP, Attention, Linear, RMSNorm, Slots, WeightSlot, frozen_parameter
+from models.rope import RotaryEmbedding
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each around a residual; with `sandwich_norms` their outputs are normed as well."""
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """Build with uninitialised weights."""
+        super().__init__()
+        params = AttentionParams(config.attention_scale, layer.sliding_window, config.attn_logit_softcap)
+        self.attention = Attention(config, params, dtype, device)
+        self.mlp = MLP(config, dtype, device)
+        self.attention_norm = _hidden_norm(config, device)
+        self.mlp_norm = _hidden_norm(config, device)
+        self.attention_output_norm = _hidden_norm(config, device) if config.sandwich_norms else nn.Identity()
+        self.mlp_output_norm = _hidden_norm(config, device) if config.sandwich_norms else nn.Identity()
+
+    def forward(
+        self,
+        hidden: torch.Tensor,  # [num_tokens, hidden_size]
+        angles: tuple[torch.Tensor, torch.Tensor],  # [num_tokens, 1, head_dim / 2] each
+        backend: AttentionBackend,
+        kv_layer: KVLayer,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """One layer."""
+        attended = self.attention(self.attention_norm(hidden), angles, backend, kv_layer, metadata)
+        hidden = hidden + self.attention_output_norm(attended)
+        return hidden + self.mlp_output_norm(self.mlp(self.mlp_norm(hidden)))
+
+    def slots(self, prefix: str) -> Slots:
+        """The slots of all weights of the layer. The same norm has another name where there are four."""
+        slots = self.attention.slots(f"{prefix}.self_attn") | self.mlp.slots(f"{prefix}.mlp")
+        slots |= self.attention_norm.slots(f"{prefix}.input_layernorm")
+        if isinstance(self.attention_output_norm, RMSNorm) and isinstance(self.mlp_output_norm, RMSNorm):
+            slots |= self.attention_output_norm.slots(f"{prefix}.post_attention_layernorm")
+            slots |= self.mlp_norm.slots(f"{prefix}.pre_feedforward_layernorm")
+            return slots | self.mlp_output_norm.slots(f"{prefix}.post_feedforward_layernorm")
+        return slots | self.mlp_norm.slots(f"{prefix}.post_attention_layernorm")
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer with uninitialised weights; `models.loader.load_model` fills them."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate the weights in `dtype` (norms in float32) on `device`."""
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.embedding = frozen_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        # Trained with the scale in the model's own precision: sqrt(640) is 25.25 in bfloat16.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, dtype, device) for layer in config.layers)
+        self.norm = _hidden_norm(config, device)
+        tied = self.embedding if config.tie_word_embeddings else None
+        self.head = Linear(config.hidden_size, [config.vocab_size], False, dtype, device, tied)
+        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))  # one or two
+        self.rotary = [RotaryEmbedding(rope, config.head_dim, device) for rope in ropes]
+        self.rope_of_layer = [ropes.index(layer.rope) for layer in config.layers]
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, backend: AttentionBackend, kv_layers: list[KVLayer]) -> torch.Tensor:
+        """Run all layers over the batch's tokens and write their keys and values.
+
+        Returns:
+            The normed hidden states, [num_tokens, hidden_size].
+        """
+        hidden = functional.embedding(batch.input_ids, self.embedding)
+        if self.embedding_scale != 1.0:
+            hidden = hidden * self.embedding_scale
+        angles = [rotary.angles(batch.positions, self.dtype) for rotary in self.rotary]
+        for layer, kv_layer, rope in zip(self.layers, kv_layers, self.rope_of_layer, strict=True):
+            hidden = layer(hidden, angles[rope], backend, kv_layer, batch.attn)
+        return self.norm(hidden)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of the rows that are asked for, [num_rows, hidden_size] to [num_rows, vocab_size] float32."""
+        logits = self.head(hidden).float()
+        cap = self.config.final_logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def slots(self) -> Slots:
+        """Every tensor that a checkpoint of this model must hold, by its Hugging Face name."""
+        slots = {"model.embed_tokens.weight": WeightSlot(tuple(self.embedding.shape), self.embedding)}
+        for index, layer in enumerate(self.layers):
+            slots |= layer.slots(f"model.layers.{index}")
+        slots |= self.norm.slots("model.norm")
+        if not self.config.tie_word_embeddings:
+            slots |= self.head.slots("lm_head")
+        return slots
+
+
+def _hidden_norm(config: ModelConfig, device: torch.device) -> RMSNorm:
+    return RMSNorm(config.hidden_size, eps=config.rms_norm_eps, offset=config.norm_weight_offset, device=device)

@@ -1,0 +1,103 @@
+"""Builds a decoder and fills it from a checkpoint, tensor by tensor, after checking every name and shape.
+
+The one place where formats and the decoder meet.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from models.config import ModelConfig
+from models.config_reader import is_gguf, open_gguf, read_config
+from models.decoder import Decoder
+from models.errors import CheckpointError
+from models.gguf_checkpoint import GGUFCheckpoint
+from models.gguf_config import read_gguf_config
+from models.hf_config import read_hf_config
+from models.layers import Slots
+from models.safetensors_checkpoint import SafetensorsCheckpoint
+
+__all__ = ["load_model", "read_config"]
+
+
+class Checkpoint(Protocol):
+    """Weights in files, by the names in the files."""
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+
+    def source_name(self, name: str) -> str:
+        """The name in the files of the weight that the decoder calls `name`."""
+        ...
+
+    def num_bytes(self, source_name: str) -> int:
+        """Bytes of the tensor in the files."""
+        ...
+
+    def pieces(self, source_name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """Row pieces of the tensor, in order, each with the number of its first row; a vector is one piece."""
+        ...
+
+
+def load_model(
+    path: Path, dtype: torch.dtype, device: torch.device, on_progress: Callable[[int, int], None]
+) -> Decoder:
+    """Load a Hugging Face directory or a .gguf file.
+
+    The files are memory mapped and copied one tensor at a time, so the peak is the model plus one tensor.
+
+    Args:
+        path: the directory or file.
+        dtype: of the weights and hidden states: float32, bfloat16 or float16.
+        device: where the weights go.
+        on_progress: called with bytes read so far and in all, at the start and after each tensor.
+
+    Raises:
+        ModelError: the model cannot be served; the message says why, and names every missing, surplus and
+            misshapen tensor.
+    """
+    config, checkpoint = _open(path)
+    if checkpoint.source_name("lm_head.weight") in checkpoint.shapes:
+        # Some checkpoints declare a tied head and store one all the same; what is stored counts.
+        config = replace(config, tie_word_embeddings=False)
+    # Checked on a decoder without storage, so that a wrong size costs a message and not the machine's memory.
+    _check(_slots(Decoder(config, dtype, torch.device("meta")), checkpoint), checkpoint)
+    decoder = Decoder(config, dtype, device)
+    slots = _slots(decoder, checkpoint)
+    total = sum(checkpoint.num_bytes(name) for name in slots)
+    done = 0
+    on_progress(done, total)
+    for name, slot in slots.items():
+        for start_row, piece in checkpoint.pieces(name):
+            slot.write(start_row, piece)
+        done += checkpoint.num_bytes(name)
+        on_progress(done, total)
+    return decoder
+
+
+def _open(path: Path) -> tuple[ModelConfig, Checkpoint]:
+    if is_gguf(path):
+        file = open_gguf(path)
+        config = read_gguf_config(file)
+        return config, GGUFCheckpoint(file, config)
+    return read_hf_config(path), SafetensorsCheckpoint(path)
+
+
+def _slots(decoder: Decoder, checkpoint: Checkpoint) -> Slots:
+    """The decoder's slots by the names in the files."""
+    return {checkpoint.source_name(name): slot for name, slot in decoder.slots().items()}
+
+
+def _check(slots: Slots, checkpoint: Checkpoint) -> None:
+    """Compare what the decoder needs with what the files hold, and report all differences at once."""
+    problems = [f"missing tensor {name}" for name in slots if name not in checkpoint.shapes]
+    problems += [f"surplus tensor {name}" for name in checkpoint.shapes if name not in slots]
+    for name, slot in slots.items():
+        found = checkpoint.shapes.get(name, slot.shape)
+        if found != slot.shape:
+            problems.append(f"tensor {name} has the shape {list(found)}; expected {list(slot.shape)}")
+    if problems:
+        raise CheckpointError(f"{checkpoint.path} does not fit its configuration: " + "; ".join(problems))
