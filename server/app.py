@@ -1,0 +1,37 @@
+"""Puts the HTTP application together. Starts nothing: the engine's life is the business of `server.serve`."""
+
+import time
+
+from fastapi import FastAPI
+
+from kernels import __version__
+from server.config import Settings
+from server.edge import Edge
+from server.engine_client import EngineClient
+from server.error_responses import add_error_handlers
+from server.metrics import ServerMetrics
+from server.middleware import ApiKeys, Observation
+from server.preparation import longest_token
+from server.routes import chat, completions, models, operations
+from server.tokenizer import Tokenizer
+
+
+def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: Settings) -> FastAPI:
+    """The application that serves the model behind `engine`, which may still be loading."""
+    app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
+    metrics = ServerMetrics(settings.served_names[0], engine)
+    app.state.edge = Edge(
+        engine=engine,
+        tokenizer=tokenizer,
+        settings=settings,
+        metrics=metrics,
+        longest_token=longest_token(tokenizer),
+        created=int(time.time()),
+    )
+    for routes in (completions, chat, models, operations):
+        app.include_router(routes.router)
+    add_error_handlers(app)
+    # The last one added sees a request first.
+    app.add_middleware(ApiKeys, keys=settings.api_key)
+    app.add_middleware(Observation, metrics=metrics)
+    return app

@@ -1,0 +1,265 @@
+"""The settings of the server: every flag, its `OCTAVO_*` variable and its key in the configuration file, written once.
+
+The only file that reads the environment. A setting that cannot be used raises SettingsError with one sentence that
+names it as the user wrote it. Must not know FastAPI, torch or what a model contains.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ByteSize, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+ENV_PREFIX = "OCTAVO_"
+_TEST_PREFIX = "OCTAVO_TEST_"  # read by the test suite, not by the server
+_MAX_TOKENS = 1 << 24
+
+Names = Annotated[tuple[str, ...], NoDecode]  # from the environment: separated by commas, not JSON
+
+
+class SettingsError(Exception):
+    """A setting that cannot be used: one sentence for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine process needs to know. Plain values: it crosses to that process as msgpack."""
+
+    model_path: str
+    dtype: str
+    device: str
+    attention_backend: str
+    block_size: int  # tokens
+    num_gpu_blocks_override: int | None
+    kv_cache_memory: int | None  # bytes
+    gpu_memory_utilization: float  # 0 to 1
+    max_model_len: int | None  # tokens; None = the model's own
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int  # tokens; 0 = no cap
+    cpu_threads: int | None  # None = the machine's physical cores
+
+
+class Settings(BaseSettings):
+    """All settings. The names and meanings follow vLLM's where the idea is the same."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,  # deployment files often pass a variable that is set to nothing
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # keys must not reach a log
+        cli_kebab_case=True,
+        cli_avoid_json=True,
+        cli_show_env_vars=True,
+    )
+
+    config: Path | None = Field(None, description="TOML file with settings; flags and variables go before it.")
+    home: Path = Field(Path("~/.cache/octavo"), description="Folder that downloaded models are kept in.")
+
+    model: str = Field(
+        "smollm2",
+        min_length=1,
+        description="Model to serve: a known name (smollm2, gemma3-270m), a directory in Hugging Face layout, "
+        "a .gguf file, or a hub id (org/name).",
+    )
+    served_model_name: Names = Field(
+        (), description="Name of the model in the API; repeat it for more names. Without it: the value of --model."
+    )
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every IPv4 one.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes any that is free.")
+    api_key: Names = Field(
+        (), repr=False, description="Key that requests must carry; repeat it for more keys. Without it: no keys."
+    )
+    max_body_size: ByteSize = Field(
+        ByteSize(16 << 20), ge=1024, le=1 << 30, description="Largest request body, in bytes or such as 16MiB."
+    )
+    shutdown_timeout: float = Field(
+        30.0, ge=0, le=86400, description="Seconds that running requests get to finish after SIGTERM."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of weights and KV cache; auto: float32 on a CPU, bfloat16 on a GPU."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs; auto: a GPU if any.")
+    attention_backend: Literal["auto", "reference", "torch", "cpu", "triton"] = Field(
+        "auto", description="Attention kernels; auto: the fastest that runs on the device."
+    )
+    cpu_threads: int | None = Field(
+        None, ge=1, le=1024, description="Threads of the CPU kernels; by default one per core."
+    )
+
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block.")
+    num_gpu_blocks_override: int | None = Field(
+        None, ge=1, le=1 << 30, description="Number of KV blocks, instead of what fits in memory."
+    )
+    kv_cache_memory: ByteSize | None = Field(
+        None,
+        ge=1,
+        le=1 << 50,
+        description="Memory for the KV cache, in bytes or such as 2GiB; by default part of what is free.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Part of the GPU's memory for weights, activations and KV cache together."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, le=_MAX_TOKENS, description="Most tokens of a prompt and its answer; by default the model's own."
+    )
+    max_num_seqs: int = Field(64, ge=1, le=65536, description="Most sequences that run at once.")
+    max_num_batched_tokens: int = Field(512, ge=1, le=_MAX_TOKENS, description="Most tokens that one step computes.")
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, le=_MAX_TOKENS, description="Most tokens of one prompt in one step, so that others pass; 0: no cap."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take only what load_settings has merged: an error must be able to say where a value came from."""
+        return (init_settings,)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool_for_number(cls, value: object) -> object:
+        if isinstance(value, bool):  # `port = true` in a file would count as 1
+            raise ValueError("takes no true or false")
+        return value
+
+    @field_validator("served_model_name", "api_key", mode="before")
+    @classmethod
+    def _split_at_commas(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(",")]
+        return value
+
+    @field_validator("served_model_name", "api_key")
+    @classmethod
+    def _refuse_empty_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(part.strip() for part in value):
+            raise ValueError("must not be empty")
+        return value
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names that requests may ask for; the first one answers."""
+        return self.served_model_name or (self.model,)
+
+    def engine_config(self, model_path: Path) -> EngineConfig:
+        """Only what the engine needs, for the model found at `model_path`."""
+        return EngineConfig(
+            model_path=str(model_path),
+            dtype=self.dtype,
+            device=self.device,
+            attention_backend=self.attention_backend,
+            block_size=self.block_size,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+            kv_cache_memory=None if self.kv_cache_memory is None else int(self.kv_cache_memory),
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            cpu_threads=self.cpu_threads,
+        )
+
+
+def flag_of(field: str) -> str:
+    """The flag that sets a field."""
+    return "--" + field.replace("_", "-")
+
+
+def variable_of(field: str) -> str:
+    """The environment variable that sets a field."""
+    return ENV_PREFIX + field.upper()
+
+
+def load_settings(flags: Mapping[str, Any]) -> Settings:
+    """Merge flags (field name -> text), the environment and the configuration file, in this order of precedence.
+
+    Raises:
+        SettingsError: naming the first setting that cannot be used, as the user wrote it.
+    """
+    _refuse_unknown_variables()
+    env: dict[str, Any] = EnvSettingsSource(Settings)()
+    path = flags.get("config") or env.get("config")
+    file = {} if path is None else _read_file(Path(path))
+    if "config" in file:
+        raise SettingsError(f"The setting config cannot stand in the configuration file {path} itself.")
+    try:
+        return Settings(**{**file, **env, **flags})
+    except ValidationError as error:
+        details = error.errors()[0]
+        field = str(details["loc"][0])
+        if field in flags:
+            name = flag_of(field)
+        elif field in env:
+            name = variable_of(field)
+        else:
+            name = f"{field} in {path}"
+        value = flags.get(field, env.get(field, file.get(field)))
+        raise SettingsError(_sentence(name, details, secret=field == "api_key", value=value)) from None
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """A clause with the known name that is most like an unknown one, or nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else "."
+
+
+def _sentence(name: str, details: ErrorDetails, *, secret: bool, value: object) -> str:
+    message = details["msg"].removeprefix("Value error, ")
+    for lead in ("Input should be ", "String should be ", "should be "):
+        if message.startswith(lead):
+            message = "must be " + message.removeprefix(lead)
+    if details["type"] == "string_too_short":
+        message = "must not be empty"
+    message = message.split(", unable to parse")[0]
+    shown = "" if secret or message == "must not be empty" else f", not {value!r}"
+    if not message.startswith(("must", "takes")):
+        return f"{name}: {message}{shown}."
+    return f"{name} {message}{shown}."
+
+
+def _refuse_unknown_variables() -> None:
+    known = [variable_of(field) for field in Settings.model_fields]
+    for variable in sorted(os.environ):
+        name = variable.upper()
+        if name.startswith(ENV_PREFIX) and not name.startswith(_TEST_PREFIX) and name not in known:
+            raise SettingsError(f"There is no setting for the variable {variable}{suggestion(name, known)}")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.expanduser().open("rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The configuration file {path} is not valid TOML: {error}.") from None
+    # Keys may be written like flags, with hyphens.
+    values = {key.replace("-", "_"): value for key, value in values.items()}
+    known = list(Settings.model_fields)
+    for key in values:
+        if key not in known:
+            raise SettingsError(f"There is no setting {key} (in {path}){suggestion(key, known)}")
+    return values

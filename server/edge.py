@@ -1,0 +1,51 @@
+"""What the routes share: the engine, the tokenizer, the settings, the metrics. One per application."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from server.config import Settings
+from server.engine_client import EngineClient, EngineUnavailable
+from server.metrics import ServerMetrics
+from server.preparation import ServedModel
+from server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Everything that a route may use."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    settings: Settings
+    metrics: ServerMetrics
+    longest_token: int  # bytes
+    created: int  # when the server started, in seconds since the epoch
+
+    def served_model(self) -> ServedModel:
+        """What requests are checked against.
+
+        Raises:
+            EngineUnavailable: while the model is loading, or the server shuts down.
+        """
+        info = self.engine.info
+        if self.engine.draining:
+            raise EngineUnavailable("The server is shutting down.")
+        if info is None:
+            raise EngineUnavailable("The model is still loading.")
+        return ServedModel(
+            names=self.settings.served_names,
+            tokenizer=self.tokenizer,
+            longest_token=self.longest_token,
+            vocab_size=min(info.vocab_size, self.tokenizer.vocab_size),
+            max_model_len=info.max_model_len,
+        )
+
+
+def _edge_of(request: Request) -> Edge:
+    edge: Edge = request.app.state.edge
+    return edge
+
+
+CurrentEdge = Annotated[Edge, Depends(_edge_of)]

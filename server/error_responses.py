@@ -1,0 +1,80 @@
+"""Turns every exception that reaches the edge of the application into an answer in OpenAI's shape."""
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from server.disconnect import ClientDisconnected
+from server.engine_client import EngineDied, EngineUnavailable, RequestRejected
+from server.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    RouteNotFound,
+    ServiceUnavailable,
+)
+from server.protocol.responses import to_json
+
+logger = logging.getLogger("octavo.edge")
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's number, for logs and metrics only: nobody is there to read it
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to whatever went wrong. What nobody foresaw is logged here, and the caller learns nothing of it."""
+    match error:
+        case ApiError():
+            return error
+        case RequestRejected():
+            return InvalidRequest(str(error), error.param)
+        case EngineDied():
+            return ServiceUnavailable(str(error), "engine_died")
+        case EngineUnavailable():
+            return ServiceUnavailable(str(error), "engine_unavailable")
+        case _:
+            logger.error("A request failed.", exc_info=error)
+            return InternalError("The server failed on this request; its log says why.")
+
+
+def error_response(error: Exception) -> Response:
+    """The HTTP response for an exception."""
+    answer = as_api_error(error)
+    return Response(to_json(answer.body()), answer.status, dict(answer.headers), "application/json")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Let `app` answer every error in the same shape."""
+
+    async def answer(_: Request, error: Exception) -> Response:
+        return error_response(error)
+
+    async def answer_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == MethodNotAllowed.status:
+            response = error_response(MethodNotAllowed(f"{request.url.path} does not take {request.method}."))
+        elif error.status_code == RouteNotFound.status:
+            response = error_response(RouteNotFound(f"There is nothing at {request.url.path[:256]}."))
+        else:
+            response = error_response(InvalidRequest(str(error.detail)))
+            response.status_code = error.status_code
+        response.headers.update(error.headers or {})
+        return response
+
+    async def answer_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(InvalidRequest(str(error.errors()[0]["msg"])))
+
+    async def give_up(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    for disconnected in (ClientDisconnected, ClientDisconnect):
+        app.add_exception_handler(disconnected, give_up)
+    for expected in (ApiError, EngineUnavailable, EngineDied, RequestRejected):
+        app.add_exception_handler(expected, answer)

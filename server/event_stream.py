@@ -1,0 +1,44 @@
+"""A response of server-sent events that ends its work as soon as the client is gone. Knows no API."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from server.disconnect import ClientDisconnected, until_disconnect
+
+
+class EventStream(Response):
+    """Sends `data:` events as they come."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        """Each event is one line of data. `rest` has yielded `first` already, and is closed whatever happens."""
+        self._first = first
+        self._rest = rest
+        self.status_code = 200
+        self.background = None
+        # No proxy on the way shall collect the events before it passes them on.
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events, or as many as the client stays for."""
+        try:
+            await until_disconnect(receive, self._send(send))
+        except ClientDisconnected:
+            return
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._rest) as rest:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(_event(self._first))
+            async for data in rest:
+                await send(_event(data))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _event(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True}

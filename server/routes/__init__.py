@@ -1,0 +1,1 @@
+"""The HTTP routes: they shape what `server.generation` brings, and hold no state."""

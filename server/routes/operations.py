@@ -1,0 +1,47 @@
+"""Health, metrics and version: what operators and their machines ask."""
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from kernels import __version__
+from server.edge import CurrentEdge, Edge
+from server.middleware import LIVENESS_PATH
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get(LIVENESS_PATH)
+async def live() -> dict[str, str]:
+    """The event loop answers. Needs no key."""
+    return {"status": "live"}
+
+
+@router.get("/health/ready")
+@router.get("/health")
+async def ready(edge: CurrentEdge) -> Response:
+    """The model is loaded, the engine was heard from lately, and new requests are taken."""
+    return JSONResponse({"status": "ready"}) if edge.engine.ready else _not_ready(edge)
+
+
+@router.get("/metrics")
+async def metrics(edge: CurrentEdge) -> Response:
+    """Every series, in Prometheus's text format."""
+    return Response(edge.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The server's version."""
+    return {"version": __version__}
+
+
+def _not_ready(edge: Edge) -> Response:
+    if edge.engine.draining:
+        status = "draining"
+    elif edge.engine.info is None:
+        status = "loading"
+    else:
+        status = "engine unavailable"
+    return JSONResponse({"status": status}, 503, {"Retry-After": "1"})

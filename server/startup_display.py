@@ -1,0 +1,64 @@
+"""What the person who starts the server sees until it serves: a bar for each stage of loading, then what it serves."""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from kernels import __version__
+from server.config import Settings
+from server.messages import EngineInfo, LoadProgress
+
+
+class StartupDisplay:
+    """A bar per stage on a terminal; elsewhere one plain line per stage."""
+
+    def __init__(self) -> None:
+        """Draw on stderr."""
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "StartupDisplay":
+        """Begin to draw."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the bars as they are."""
+        self._progress.stop()
+
+    def show(self, progress: LoadProgress) -> None:
+        """Take the news of one stage."""
+        if progress.stage not in self._tasks:
+            self._tasks[progress.stage] = self._progress.add_task(f"Loading {progress.stage}", total=progress.total)
+            if not self._console.is_terminal:
+                print(f"Loading {progress.stage} ...", file=sys.stderr, flush=True)
+        self._progress.update(self._tasks[progress.stage], completed=progress.done, total=progress.total)
+
+
+def print_ready(settings: Settings, model_path: Path, info: EngineInfo, port: int) -> None:
+    """Say what is served, on what, and where."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    keys = "a key is needed" if settings.api_key else "no key is needed"
+    lines = (
+        f"Octavo {__version__} serves {', '.join(settings.served_names)}, loaded in {info.load_seconds:.1f} s",
+        f"  model      {model_path}",
+        f"  device     {info.device}, {info.dtype}, {info.attention_backend} attention",
+        f"  KV cache   {info.num_blocks} blocks of {info.block_size} tokens ({_mebibytes(info.kv_cache_bytes)}); "
+        f"up to {info.max_model_len} tokens a sequence",
+        f"  API        http://{host}:{port}/v1 ({keys})",
+    )
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"
