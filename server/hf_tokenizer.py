@@ -1,7 +1,8 @@
 """Reads the tokenizer of a model directory in Hugging Face layout.
 
-tokenizer.json says how text is cut; tokenizer_config.json and special_tokens_map.json add tokens and say which begin
-and end a sequence; chat_template.jinja goes before the template in tokenizer_config.json. Runs no code of the model.
+tokenizer.json says how text is cut and what is put around it (`add_bos_token` in tokenizer_config.json counts for
+nothing beside it, as in transformers 5); tokenizer_config.json and special_tokens_map.json name tokens and add some;
+chat_template.jinja goes before the template in tokenizer_config.json. Runs no code of the model.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from server.tokenizer_parts import Spelling, TokenizerError, TokenizerParts, add_boundary_tokens
+from server.tokenizer_parts import Spelling, TokenizerError, TokenizerParts
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -24,7 +25,6 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
     token_map = _read_json(directory / "special_tokens_map.json")
     named = _named_tokens(config, token_map)
     _add_missing_tokens(backend, config, token_map, named)
-    _set_boundary_tokens(backend, config, named)
     spelling, byte_fallback = _spelling(backend, directory)
     added = backend.get_added_tokens_decoder()
     ids = {name: backend.token_to_id(str(token)) for name, token in named.items()}
@@ -109,18 +109,6 @@ def _add_missing_tokens(
 
 def _as_list(value: Any) -> Iterable[Any]:  # noqa: ANN401 - JSON can hold anything
     return value if isinstance(value, list) else []
-
-
-def _set_boundary_tokens(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, AddedToken]
-) -> None:
-    """Where the configuration says whether begin and end tokens are added, that goes before tokenizer.json."""
-    flags = [config.get("add_bos_token"), config.get("add_eos_token")]
-    if flags == [None, None]:
-        return
-    wanted = [named.get(name) if flag else None for name, flag in zip(("bos_token", "eos_token"), flags, strict=True)]
-    bos, eos = (token and token.content for token in wanted)
-    add_boundary_tokens(backend, bos, eos)
 
 
 def _spelling(backend: tokenizers.Tokenizer, directory: Path) -> tuple[Spelling, bool]:
