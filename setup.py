@@ -52,7 +52,7 @@ setup(
         Extension(
             "kernels.cpu._paged_attention",
             sources=[str(SOURCE_DIR / "paged_attention.cpp"), str(SOURCE_DIR / "attention_tile.cpp")],
-            depends=[str(SOURCE_DIR / "paged_attention.h")],
+            depends=[str(SOURCE_DIR / "paged_attention.h"), str(SOURCE_DIR / "lanes.h")],
             optional=True,
         )
     ],

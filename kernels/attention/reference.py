@@ -3,8 +3,6 @@
 Follows the definition, not speed: no other backend shares code with it.
 """
 
-import math
-
 import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
@@ -42,10 +40,11 @@ class ReferenceBackend:
         for row, seq_len in enumerate(metadata.seq_lens.tolist()):
             if seq_len == 0:  # padding
                 continue
-            keys, values = self._gather(kv_layer, metadata.block_tables[row], seq_len)
             for token in range(starts[row], starts[row + 1]):
                 position = seq_len - (starts[row + 1] - token)
-                out[token] = self._attend_token(query[token].double(), keys, values, position, params).to(query.dtype)
+                first = 0 if params.sliding_window is None else max(0, position + 1 - params.sliding_window)
+                keys, values = _gather(kv_layer, metadata.block_tables[row], first, position)
+                out[token] = _attend_token(query[token].double(), keys, values, params).to(query.dtype)
         return out
 
     def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:  # [num_copies, 2] int64: src, dst
@@ -54,29 +53,26 @@ class ReferenceBackend:
             kv_layer.key[dst] = kv_layer.key[src]
             kv_layer.value[dst] = kv_layer.value[src]
 
-    def _gather(
-        self, kv_layer: KVLayer, block_table: torch.Tensor, seq_len: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # both [num_kv_heads, seq_len, head_dim] float64
-        block_size = kv_layer.block_size
-        block_ids = block_table[: -(-seq_len // block_size)].tolist()
-        keys = torch.cat([kv_layer.key[block_id] for block_id in block_ids], dim=1)
-        values = torch.cat([kv_layer.value[block_id] for block_id in block_ids], dim=1)
-        return keys[:, :seq_len].double(), values[:, :seq_len].double()
 
-    def _attend_token(
-        self,
-        query: torch.Tensor,  # [num_q_heads, head_dim] float64
-        keys: torch.Tensor,  # [num_kv_heads, seq_len, head_dim] float64
-        values: torch.Tensor,  # [num_kv_heads, seq_len, head_dim] float64
-        position: int,
-        params: AttentionParams,
-    ) -> torch.Tensor:  # [num_q_heads, head_dim] float64
-        window = math.inf if params.sliding_window is None else params.sliding_window
-        first = int(max(0, position + 1 - window))
-        group_size = query.shape[0] // keys.shape[0]
-        visible_keys = keys[:, first : position + 1].repeat_interleave(group_size, dim=0)
-        visible_values = values[:, first : position + 1].repeat_interleave(group_size, dim=0)
-        scores = torch.einsum("hd,hsd->hs", query, visible_keys) * params.scale
-        if params.logit_softcap is not None:
-            scores = params.logit_softcap * torch.tanh(scores / params.logit_softcap)
-        return torch.einsum("hs,hsd->hd", scores.softmax(dim=-1), visible_values)
+def _gather(
+    kv_layer: KVLayer, block_table: torch.Tensor, first: int, last: int
+) -> tuple[torch.Tensor, torch.Tensor]:  # both [num_keys, num_kv_heads, head_dim] float64
+    positions = torch.arange(first, last + 1, device=block_table.device)
+    block_ids = block_table[positions // kv_layer.block_size]
+    offsets = positions % kv_layer.block_size
+    return kv_layer.key[block_ids, :, offsets].double(), kv_layer.value[block_ids, :, offsets].double()
+
+
+def _attend_token(
+    query: torch.Tensor,  # [num_q_heads, head_dim] float64
+    keys: torch.Tensor,  # [num_keys, num_kv_heads, head_dim] float64, every one visible
+    values: torch.Tensor,  # [num_keys, num_kv_heads, head_dim] float64
+    params: AttentionParams,
+) -> torch.Tensor:  # [num_q_heads, head_dim] float64
+    group_size = query.shape[0] // keys.shape[1]  # query head h reads KV head h // group_size
+    keys = keys.repeat_interleave(group_size, dim=1)
+    values = values.repeat_interleave(group_size, dim=1)
+    scores = torch.einsum("hd,khd->hk", query, keys) * params.scale
+    if params.logit_softcap is not None:
+        scores = params.logit_softcap * torch.tanh(scores / params.logit_softcap)
+    return torch.einsum("hk,khd->hd", scores.softmax(dim=-1), values)

@@ -214,6 +214,7 @@ def _launch_attend(
         SOFTCAP=softcap,
         num_warps=4 if shape.padded_dim <= 128 else 8,
         num_stages=1 if is_wide else 2,
+        enable_fp_fusion=True,  # the default differs between releases of Triton
     )
 
 
@@ -229,4 +230,5 @@ def _launch_merge(merges: torch.Tensor, shape: _HeadShape, partials: _Partials, 
         HEAD_DIM=shape.head_dim,
         PADDED_DIM=shape.padded_dim,
         HEADS=HEADS_PER_MERGE,
+        enable_fp_fusion=True,
     )

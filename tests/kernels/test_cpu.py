@@ -1,0 +1,243 @@
+"""What only the native CPU backend promises: each instruction set, any ragged batch, any thread count, clear errors."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.attention.cpu import CpuBackend
+from kernels.attention.metadata import AttentionParams, KVLayer
+from kernels.cpu.library import INSTRUCTION_SETS, load_library, supported_instruction_sets
+from tests.kernels.conftest import make_backend
+from tests.kernels.paged_batches import TOLERANCES, PagedBatch, Shape, make_batch, oracle, relative_error
+
+PARAMS = AttentionParams(scale=0.125)
+
+
+@pytest.fixture(autouse=True)
+def needs_library() -> None:
+    """Skips where there is no compiler, fails where there is one and no library."""
+    make_backend("cpu")
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    """For tests that change torch's number of threads."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def native(instruction_set: str) -> CpuBackend:
+    if instruction_set not in supported_instruction_sets(load_library()):
+        pytest.skip(f"this processor lacks {instruction_set}")
+    return CpuBackend(instruction_set)
+
+
+ragged_rows = st.lists(
+    st.one_of(st.just(1), st.integers(1, 80)).flatmap(lambda q: st.tuples(st.just(q), st.integers(q, q + 150))),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=ragged_rows,
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (7, 1), (14, 2), (40, 1)]),
+    head_dim=st.integers(1, 70),
+    block_size=st.sampled_from([1, 5, 16, 64, 100]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    sliding_window=st.none() | st.integers(1, 200),
+    logit_softcap=st.none() | st.floats(0.5, 60),
+    instruction_set=st.sampled_from(list(INSTRUCTION_SETS)),
+    seed=st.integers(0, 2**32),
+)
+def test_ragged_batches(
+    rows: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    sliding_window: int | None,
+    logit_softcap: float | None,
+    instruction_set: str,
+    seed: int,
+) -> None:
+    if instruction_set not in supported_instruction_sets(load_library()):
+        instruction_set = "generic"
+    query_lens, seq_lens = (list(column) for column in zip(*sorted(rows), strict=True))
+    batch = make_batch(Shape(*heads, head_dim, block_size, dtype), query_lens, seq_lens, seed)
+    params = AttentionParams(head_dim**-0.5, sliding_window, logit_softcap)
+    out = CpuBackend(instruction_set).attend(batch.query, batch.kv_layer, batch.metadata, params)
+    # Relative to the average of the values' sizes: an average of a few numbers may by chance lie next to 0.
+    sizes = KVLayer(key=batch.kv_layer.key, value=batch.kv_layer.value.abs())
+    size = torch.linalg.vector_norm(oracle(dataclasses.replace(batch, kv_layer=sizes), params))
+    error = torch.linalg.vector_norm(out.double() - oracle(batch, params))
+    assert error < TOLERANCES[dtype] * size
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("head_dim", [2, 64, 80, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_instruction_sets(instruction_set: str, head_dim: int, dtype: torch.dtype) -> None:
+    batch = make_batch(Shape(9, 3, head_dim, 16, dtype), [1, 1, 20, 70], [100, 1, 64, 70])
+    params = AttentionParams(scale=head_dim**-0.5, logit_softcap=20.0)
+    out = native(instruction_set).attend(batch.query, batch.kv_layer, batch.metadata, params)
+    assert relative_error(out, oracle(batch, params)) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("query_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_query_and_cache_of_different_dtypes(query_dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    batch = make_batch(Shape(8, 2, 64, 16, cache_dtype), [1, 9], [70, 66])
+    batch = dataclasses.replace(batch, query=batch.query.to(query_dtype))
+    out = make_backend("cpu").attend(batch.query, batch.kv_layer, batch.metadata, PARAMS)
+    assert relative_error(out, oracle(batch, PARAMS)) < TOLERANCES[query_dtype]
+
+
+def test_half_precision_conversions() -> None:
+    """Every float16 and bfloat16 value through a cache of one token, whose weight is exactly 1, and back."""
+    for dtype in (torch.float16, torch.bfloat16):
+        values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+        data = torch.zeros(1024, 1, 1, 64, dtype=dtype)
+        kv_layer = KVLayer(key=torch.zeros_like(data), value=values.view(data.shape))
+        batch = make_batch(Shape(1, 1, 64, 1, dtype), [1] * 1024, [1] * 1024)
+        block_tables = torch.arange(1024, dtype=torch.int32)[:, None].repeat(1, 2)
+        metadata = dataclasses.replace(batch.metadata, block_tables=block_tables)
+        out = make_backend("cpu").attend(torch.zeros(1024, 1, 64, dtype=dtype), kv_layer, metadata, PARAMS)
+        torch.testing.assert_close(out.flatten(), values, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("source_dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rounding_to_half_precision(source_dtype: torch.dtype) -> None:
+    """Float32 results are rounded as torch rounds them: ties to even, subnormals, overflow to infinity."""
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-30, 20, (64, 1, 1, 64), generator=generator)
+    values = torch.randn(64, 1, 1, 64, generator=generator) * 2.0**exponents
+    values[0, 0, 0] = torch.linspace(2048, 2048 + 63, 64)  # float16 steps by 2 there: every second one is a tie
+    kv_layer = KVLayer(key=torch.zeros_like(values), value=values)
+    batch = make_batch(Shape(1, 1, 64, 1), [1] * 64, [1] * 64)
+    block_tables = torch.arange(64, dtype=torch.int32)[:, None].repeat(1, 2)
+    metadata = dataclasses.replace(batch.metadata, block_tables=block_tables)
+    out = make_backend("cpu").attend(torch.zeros(64, 1, 64, dtype=source_dtype), kv_layer, metadata, PARAMS)
+    assert torch.equal(out.flatten(), values.flatten().to(source_dtype))
+
+
+@pytest.mark.usefixtures("restore_threads")
+def test_output_does_not_depend_on_threads_or_company() -> None:
+    """A row alone on one thread equals the same row in a batch on several, bit for bit."""
+    batch = make_batch(Shape(9, 3, 64, 16), [1, 1, 1, 40, 17], [200, 64, 3, 90, 17])
+    torch.set_num_threads(3)
+    together = make_backend("cpu").attend(batch.query, batch.kv_layer, batch.metadata, PARAMS)
+    torch.set_num_threads(1)
+    for row in range(5):
+        begin, end = batch.metadata.query_start_loc[row : row + 2].tolist()
+        alone = dataclasses.replace(
+            batch.metadata,
+            query_start_loc=torch.tensor([0, end - begin], dtype=torch.int32),
+            seq_lens=batch.metadata.seq_lens[row : row + 1],
+            block_tables=batch.metadata.block_tables[row : row + 1],
+        )
+        out = make_backend("cpu").attend(batch.query[begin:end], batch.kv_layer, alone, PARAMS)
+        assert torch.equal(out, together[begin:end])
+
+
+@pytest.mark.parametrize("sliding_window", [None, 50])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_output_does_not_depend_on_chunking(instruction_set: str, sliding_window: int | None) -> None:
+    """One prefill equals the same tokens one by one, bit for bit."""
+    backend = native(instruction_set)
+    batch = make_batch(Shape(8, 2, 64, 16), [130], [130])
+    params = AttentionParams(scale=0.125, sliding_window=sliding_window, logit_softcap=30.0)
+    prefill = backend.attend(batch.query, batch.kv_layer, batch.metadata, params)
+    for token in range(130):
+        metadata = dataclasses.replace(
+            batch.metadata,
+            query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+            seq_lens=torch.tensor([token + 1], dtype=torch.int32),
+        )
+        out = backend.attend(batch.query[token : token + 1], batch.kv_layer, metadata, params)
+        assert torch.equal(out[0], prefill[token])
+
+
+def test_block_table_sliced_from_a_wider_one() -> None:
+    batch = make_batch(Shape(8, 2, 64, 16), [1, 1], [70, 20])
+    wide = torch.cat([batch.metadata.block_tables, torch.full((2, 9), -7, dtype=torch.int32)], dim=1)
+    metadata = dataclasses.replace(batch.metadata, block_tables=wide[:, :5])
+    out = make_backend("cpu").attend(batch.query, batch.kv_layer, metadata, PARAMS)
+    assert relative_error(out, oracle(batch, PARAMS)) < TOLERANCES[torch.float32]
+
+
+def small_batch() -> PagedBatch:
+    return make_batch(Shape(8, 2, 64, 16), [1, 5], [70, 20])
+
+
+@pytest.mark.parametrize("block_id", [-1, 12, 1 << 29])
+def test_block_outside_the_cache(block_id: int) -> None:
+    batch = small_batch()
+    batch.metadata.block_tables[0, 4] = block_id
+    with pytest.raises(ValueError, match="a block table names a block outside the cache"):
+        make_backend("cpu").attend(batch.query, batch.kv_layer, batch.metadata, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("seq_lens", [70, 4]), ("seq_lens", [-3, 20]), ("seq_lens", [1000, 20]), ("query_start_loc", [0, 1, 7])],
+)
+def test_rows_that_do_not_fit(field: str, values: list[int]) -> None:
+    batch = small_batch()
+    metadata = dataclasses.replace(batch.metadata, **{field: torch.tensor(values, dtype=torch.int32)})
+    with pytest.raises(ValueError, match="do not fit together"):
+        make_backend("cpu").attend(batch.query, batch.kv_layer, metadata, PARAMS)
+
+
+def test_slot_outside_the_cache() -> None:
+    batch = small_batch()
+    num_slots = batch.kv_layer.key.shape[0] * 16
+    slots = torch.tensor([0, 1, 2, 3, 4, num_slots])
+    key = torch.ones(6, 2, 64)
+    before = batch.kv_layer.key.clone()
+    with pytest.raises(ValueError, match="the slot mapping names a slot outside the cache"):
+        make_backend("cpu").write_kv(key, key, batch.kv_layer, dataclasses.replace(batch.metadata, slot_mapping=slots))
+    torch.testing.assert_close(batch.kv_layer.key, before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_float64_is_refused() -> None:
+    batch = small_batch()
+    with pytest.raises(ValueError, match=r"not torch\.float64"):
+        make_backend("cpu").attend(batch.query.double(), batch.kv_layer, batch.metadata, PARAMS)
+
+
+def test_unknown_instruction_set() -> None:
+    with pytest.raises(ValueError, match="'sse9' is not one of"):
+        CpuBackend("sse9")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists the libraries of a Linux process")
+def test_one_openmp_runtime_in_the_process() -> None:
+    """Torch and the library on several threads: one runtime is mapped, not torch's and the system's."""
+    program = """
+import re, torch
+from kernels.attention.cpu import CpuBackend
+from tests.kernels.paged_batches import Shape, make_batch
+from kernels.attention.metadata import AttentionParams
+torch.set_num_threads(2)
+batch = make_batch(Shape(8, 2, 64, 16), [1] * 8, [70] * 8)
+CpuBackend().attend(batch.query, batch.kv_layer, batch.metadata, AttentionParams(0.125))
+torch.randn(512, 512) @ torch.randn(512, 512)
+maps = open("/proc/self/maps").read()
+print(*{path for path in re.findall(r"/\\S+", maps) if re.search(r"lib(gomp|iomp5|omp)\\b", path)}, sep="\\n")
+"""
+    root = Path(__file__).parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=root, env={**os.environ}, check=True
+    )
+    assert len(result.stdout.split()) == 1
