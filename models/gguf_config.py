@@ -61,7 +61,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         head_dim=head_dim,
         max_position_embeddings=keys.integer("context_length"),
         layers=_layers(keys, family, head_dim),
-        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        rms_norm_eps=keys.positive("attention.layer_norm_rms_epsilon"),
         attention_scale=_attention_scale(keys, family, hidden_size, num_q_heads, head_dim),
         eos_token_ids=_eos_token_ids(file),
         bos_token_id=_token_id(file, "bos"),
@@ -114,19 +114,19 @@ def _attention_scale(keys: "_Keys", family: Family, hidden_size: int, num_q_head
     if family == "gemma3" and keys.integer("block_count") == 62:
         # Gemma 3 27B scales by hidden_size / num_heads (168) and has heads of 128. The file does not say so.
         per_head = hidden_size // num_q_heads
-    return keys.number("attention.scale", per_head**-0.5)
+    return keys.positive("attention.scale", per_head**-0.5)
 
 
 def _layers(keys: "_Keys", family: Family, head_dim: int) -> tuple[LayerConfig, ...]:
     num_layers = keys.integer("block_count")
     if not 1 <= num_layers <= MAX_LAYERS:
         raise ModelError(f"{keys.path}: {keys.arch}.block_count is {num_layers}; it must be from 1 to {MAX_LAYERS}")
-    theta = keys.number("rope.freq_base", 10_000.0)
+    theta = keys.positive("rope.freq_base", 10_000.0)
     rope = RopeParams(theta, _scaling(keys), _frequency_factors(keys.file, head_dim))
     window = keys.integer("attention.sliding_window", 0) or None
     if family != "gemma3":
         return (LayerConfig(rope, window),) * num_layers
-    local_rope = RopeParams(keys.number("rope.freq_base_swa", 10_000.0))
+    local_rope = RopeParams(keys.positive("rope.freq_base_swa", 10_000.0))
     pattern = keys.integer("attention.sliding_window_pattern", 6)
     if pattern < 1:
         raise ModelError(f"{keys.path}: attention.sliding_window_pattern is {pattern}")
@@ -138,9 +138,7 @@ def _layers(keys: "_Keys", family: Family, head_dim: int) -> tuple[LayerConfig, 
 
 def _scaling(keys: "_Keys") -> RopeScaling | None:
     kind = keys.text("rope.scaling.type", "none")
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
-    if factor <= 0:
-        raise ModelError(f"{keys.path}: rope.scaling.factor is {factor}")
+    factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
     if kind in ("none", "linear"):
         # The key rope.scale_linear is older than rope.scaling.type.
         return None if factor == 1.0 or (kind == "none" and keys.has("rope.scaling.type")) else LinearScaling(factor)
@@ -152,9 +150,9 @@ def _scaling(keys: "_Keys") -> RopeScaling | None:
     return YarnScaling(
         factor,
         keys.integer("rope.scaling.original_context_length", keys.integer("context_length")),
-        keys.number("rope.scaling.attn_factor", 1.0) * yarn_magnitude(factor, 1.0),
-        keys.number("rope.scaling.yarn_beta_fast", 32.0),
-        keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        keys.positive("rope.scaling.attn_factor", 1.0) * yarn_magnitude(factor, 1.0),
+        keys.positive("rope.scaling.yarn_beta_fast", 32.0),
+        keys.positive("rope.scaling.yarn_beta_slow", 1.0),
     )
 
 
@@ -213,6 +211,12 @@ class _Keys:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ModelError(f"{self.path}: {self.arch}.{name} is {value!r}; it must be a finite number")
         return float(value)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        value = self.number(name, default)
+        if value <= 0:
+            raise ModelError(f"{self.path}: {self.arch}.{name} is {value}; it must be above 0")
+        return value
 
     def text(self, name: str, default: str) -> str:
         value = self._value(name, default)

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.attention.metadata import AttentionParams
+from models.config import LayerConfig, ModelConfig, RopeParams
+from models.decoder import Decoder
 from models.loader import load_model
 from tests.models.paged import run_paged
 from tests.models.tiny_models import BUILDERS, build, oracle_logits, save
@@ -73,3 +76,11 @@ def test_logits_of_chosen_rows_only(tmp_path: Path) -> None:
     hidden = torch.randn(5, decoder.config.hidden_size)
     chosen = torch.tensor([4, 1])
     torch.testing.assert_close(decoder.logits(hidden[chosen]), decoder.logits(hidden)[chosen])
+
+
+def test_attention_is_told_of_scale_window_and_softcap() -> None:
+    layers = (LayerConfig(RopeParams(10_000.0), 9), LayerConfig(RopeParams(10_000.0)))
+    config = ModelConfig("gemma3", 9, 8, 8, 2, 1, 4, 64, layers, 1e-6, 0.3, (1,), attn_logit_softcap=50.0)
+    decoder = Decoder(config, torch.float32, CPU)
+    params = [layer.attention.params for layer in decoder.layers]
+    assert params == [AttentionParams(0.3, 9, 50.0), AttentionParams(0.3, None, 50.0)]
