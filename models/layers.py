@@ -138,7 +138,7 @@ class Attention(nn.Module):
             query_key = self.qk_norm(query_key)
         query, key = rotate(query_key, *angles).split((num_q, num_kv), dim=1)
         backend.write_kv(key, value, kv_layer, metadata)
-        attended = backend.attend(query.contiguous(), kv_layer, metadata, self.params)
+        attended = backend.attend(query, kv_layer, metadata, self.params)
         return self.output(attended.flatten(1))
 
     def slots(self, prefix: str) -> Slots:
