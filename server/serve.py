@@ -43,7 +43,9 @@ def serve(settings: Settings) -> int:
     try:
         listener = _listen(settings.host, settings.port)
     except OSError as error:
-        return _fail(f"Cannot listen on {settings.host} port {settings.port}: {error.strerror or error}.")
+        # socket adds the address to the reason, in brackets
+        reason = str(error.strerror).partition(" (")[0]
+        return _fail(f"Cannot listen on {settings.host} port {settings.port}: {reason}.")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, listener:
         return runner.run(_serve(settings, model_path, listener))
 
@@ -99,8 +101,8 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
             print_ready(settings, model_path, starting.result(), listener.getsockname()[1])
             await _until_over(serving, engine)
     except EngineStartError as error:
-        _fail(str(error))
-        server.exit_code = _EXIT_FAILURE
+        if not engine.draining:  # a signal during the start is no failure
+            server.exit_code = _fail(str(error))
     if engine.failed.is_set():
         server.exit_code = _fail("The engine died and does not start again.")
     server.should_exit = True

@@ -20,6 +20,7 @@ MAX_LOGPROBS = 20
 _MAX_INT = 2**63 - 1
 _MAX_NAMED_FIELDS = 16  # of the ignored ones
 _MAX_NAMED_LENGTH = 64
+_MAX_SHOWN_LENGTH = 32  # of a number that is refused
 
 # Fields that change no answer of this server: labels, accounting, hints.
 _WITHOUT_EFFECT = frozenset({"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user"})
@@ -187,8 +188,8 @@ def _explain(details: ErrorDetails) -> InvalidRequest:
     message = details["msg"].replace("should", "must", 1)
     for subject in ("Input", "List", "String"):
         message = message.removeprefix(f"{subject} ")
-    value = details["input"]
-    shown = f", not {json.dumps(value)}" if isinstance(value, bool | int | float) else ""
+    value = json.dumps(details["input"]) if isinstance(details["input"], bool | int | float) else ""
+    shown = f", not {value}" if 0 < len(value) <= _MAX_SHOWN_LENGTH else ""
     return InvalidRequest(f"{name} {message}{shown}.", param)
 
 

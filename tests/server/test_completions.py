@@ -1,0 +1,281 @@
+"""`/v1/completions` against a scripted engine: shapes, counts, logprobs, echo, and streams that equal whole answers."""
+
+import json
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types import Completion
+
+from scheduler.sampling_params import SamplingParams
+from server.generation import Generation
+from server.metrics import ServerMetrics
+from server.preparation import PreparedPrompt, PreparedRequest
+from server.scored_tokens import ScoredToken
+from tests.data_files import emoji, mgsm_prompts, naughty_strings
+from tests.server.doubles import EOS, FakeEngine, byte_tokenizer, client_of, make_app, says
+
+
+async def complete(engine: FakeEngine, **body: object) -> dict:
+    async with client_of(make_app(engine)) as client:
+        response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    if not body.get("echo"):  # OpenAI's types know no null for a prompt's first token; its server sends one
+        Completion.model_validate(response.json(), strict=True)
+    return response.json()
+
+
+async def stream(engine: FakeEngine, path: str = "/v1/completions", **body: object) -> list[dict]:
+    async with client_of(make_app(engine)) as client:
+        response = await client.post(path, json={"stream": True, **body})
+    assert response.status_code == 200, response.text
+    return events_of(response)
+
+
+def events_of(response: httpx.Response) -> list[dict]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+async def test_answer_has_openai_shape_and_counts():
+    engine = FakeEngine()
+    answer = await complete(engine, prompt="abc", max_tokens=10, user="someone")
+    assert answer["id"].startswith("cmpl-")
+    assert answer["object"] == "text_completion"
+    assert answer["model"] == "byte-model"
+    assert answer["choices"] == [{"index": 0, "text": "cba", "logprobs": None, "finish_reason": "stop"}]
+    # The token that ended the answer was generated, though it shows no text.
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert engine.open_requests == []
+    assert engine.aborted == []
+
+
+async def test_max_tokens_defaults_to_sixteen():
+    answer = await complete(FakeEngine(says("x" * 50)), prompt="abc")
+    assert answer["choices"][0]["text"] == "x" * 16
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_default_max_tokens_shrinks_to_the_room_left():
+    answer = await complete(FakeEngine(says("x" * 50)), prompt="a" * 250)
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("ab", ["ba", "ab"]),
+        (["ab", "cd"], ["ba", "ab", "dc", "cd"]),
+        ([97, 98], ["ba", "ab"]),
+        ([[97, 98], [99, 100]], ["ba", "ab", "dc", "cd"]),
+        (["ab", [99, 100]], ["ba", "ab", "dc", "cd"]),
+    ],
+)
+async def test_choices_stand_by_prompt_then_by_n(prompt, texts):
+    engine = FakeEngine(
+        lambda message, index: (lambda t: [*t[index:], *t[:index], EOS])(message.prompt_token_ids[::-1])
+    )
+    answer = await complete(engine, prompt=prompt, n=2)
+    assert [choice["text"] for choice in answer["choices"]] == texts
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(texts)))
+    assert answer["usage"]["prompt_tokens"] == len(texts)  # two tokens a prompt, each prompt counted once
+
+
+async def test_parameters_reach_the_engine():
+    engine = FakeEngine()
+    await complete(
+        engine,
+        prompt="ab",
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=-1,
+        n=2,
+        stop_token_ids=[5, 6],
+        ignore_eos=True,
+        logprobs=3,
+    )
+    params = engine.submitted[0].params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (7, 0.5, 0.9, 40)
+    assert (params.min_p, params.seed, params.n) == (0.05, 2**63 - 1, 2)
+    assert (params.stop_token_ids, params.ignore_eos, params.logprobs) == ((5, 6), True, 3)
+    assert params.prompt_logprobs is None
+
+
+async def test_null_means_absent():
+    engine = FakeEngine()
+    names = "model max_tokens temperature top_p top_k min_p seed n stop stop_token_ids ignore_eos stream stream_options"
+    more = "logprobs echo best_of suffix logit_bias presence_penalty user"
+    await complete(engine, prompt="ab", **dict.fromkeys(f"{names} {more}".split()))
+    params = engine.submitted[0].params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.n) == (16, 1.0, 1.0, 0, 1)
+
+
+async def test_each_request_without_a_seed_draws_its_own():
+    engine = FakeEngine()
+    for _ in range(2):
+        await complete(engine, prompt=["ab", "ab"])
+    assert len({message.params.seed for message in engine.submitted}) == 4
+
+
+async def test_ignored_fields_are_named_in_a_header():
+    async with client_of(make_app(FakeEngine())) as client:
+        body = {"prompt": "ab", "foo": 1, "b\u00e4r\r\n": 2, "user": "x", "stream_options": {"x": 1}, "stream": True}
+        response = await client.post("/v1/completions", json=body)
+    assert response.headers["x-octavo-ignored-fields"] == "foo,b%C3%A4r%0D%0A,stream_options.x"
+
+
+async def test_logprobs_arrays_are_aligned_with_the_text():
+    answer = await complete(FakeEngine(says("h\u00e9\U0001f600!")), prompt="ab", logprobs=2)
+    choice = answer["choices"][0]
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == [
+        "h",
+        "bytes:\\xc3",
+        "bytes:\\xa9",
+        "bytes:\\xf0",
+        "bytes:\\x9f",
+        "bytes:\\x98",
+        "bytes:\\x80",
+        "!",
+    ]
+    assert logprobs["text_offset"] == [0, 1, 1, 2, 2, 2, 2, 3]
+    assert choice["text"] == "h\u00e9\U0001f600!"
+    assert logprobs["token_logprobs"] == [-0.5] * 8
+    assert logprobs["top_logprobs"][0] == {"h": -0.5, "i": -1.5}
+
+
+async def test_echo_with_logprobs_and_no_new_tokens_scores_the_prompt():
+    answer = await complete(FakeEngine(), prompt="A B C", echo=True, logprobs=1, max_tokens=0)
+    choice = answer["choices"][0]
+    assert choice["text"] == "A B C"
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"] == {
+        "tokens": ["A", " ", "B", " ", "C"],
+        "token_logprobs": [None, -0.5, -0.5, -0.5, -0.5],
+        "top_logprobs": [None, {" ": -0.5}, {"B": -0.5}, {" ": -0.5}, {"C": -0.5}],
+        "text_offset": [0, 1, 2, 3, 4],
+    }
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_echo_stands_before_every_choice(streamed):
+    body = {"prompt": ["h\u00e9", [0xE9, 98]], "n": 2, "echo": True, "logprobs": 0, "max_tokens": 2}
+    if streamed:
+        choices = fold(await stream(FakeEngine(says("xyz")), **body))
+    else:
+        choices = (await complete(FakeEngine(says("xyz")), **body))["choices"]
+    assert [choice["text"] for choice in choices] == ["h\u00e9xy"] * 2 + ["\ufffdbxy"] * 2
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 1, 1, 2, 3]] * 2 + [[0, 0, 2, 3]] * 2
+    assert [choice["logprobs"]["token_logprobs"][:2] for choice in choices] == [[None, -0.5]] * 4
+
+
+def fold(chunks: list[dict]) -> list[dict]:
+    """Put a stream's chunks together, as a client would."""
+    choices: dict[int, dict] = {}
+    for chunk in chunks:
+        for part in chunk["choices"]:
+            choice = choices.setdefault(part["index"], {"text": "", "logprobs": None, "finish_reason": None})
+            assert choice["finish_reason"] is None, "a chunk after the last"
+            choice["text"] += part["text"]
+            choice["finish_reason"] = part["finish_reason"]
+            if part["logprobs"] is not None:
+                arrays = choice["logprobs"] = choice["logprobs"] or {name: [] for name in part["logprobs"]}
+                for name, values in part["logprobs"].items():
+                    arrays[name] += values
+    return [choices[index] for index in sorted(choices)]
+
+
+async def test_stream_ends_with_usage_when_asked():
+    chunks = await stream(FakeEngine(), prompt="abc", stream_options={"include_usage": True})
+    *pieces, last = chunks
+    assert all(chunk["usage"] is None for chunk in pieces)
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+
+
+async def test_stream_has_no_usage_unless_asked():
+    chunks = await stream(FakeEngine(), prompt="abc")
+    assert all("usage" not in chunk for chunk in chunks)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+
+
+async def test_stop_string_over_tokens_is_never_sent_and_ends_the_sequence():
+    engine = FakeEngine(says(" ABC DEFGHIJ and so on", ends=False))
+    chunks = await stream(engine, prompt="x", stop=["DEFGHIJ"], max_tokens=100, logprobs=0)
+    choice = fold(chunks)[0]
+    assert choice["text"] == " ABC "
+    assert choice["finish_reason"] == "stop"
+    assert "".join(choice["logprobs"]["tokens"]) == " ABC "
+    assert engine.aborted == [(engine.submitted[0].request_id, 0)]
+    assert engine.open_requests == []
+
+
+async def test_stop_string_counts_no_token_after_it():
+    engine = FakeEngine(says("ab<stop>cdefgh", ends=False), chunks=(5,))
+    answer = await complete(engine, prompt="x", stop="<stop>", max_tokens=100)
+    assert answer["choices"][0]["text"] == "ab"
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+_TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from([*naughty_strings()[:200], *emoji()[::40], *(t for ts in mgsm_prompts().values() for t in ts[:1])]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), text=_TEXTS, junk=st.binary(max_size=6), chunks=st.lists(st.integers(1, 7), min_size=1))
+async def test_stream_equals_whole_answer(tokenizer, data, text, junk, chunks):
+    """Any text, any stop strings, cut into any updates: deltas never take anything back."""
+    spoken = text.encode() + junk
+    pieces = st.builds(lambda i, j: text[i : i + j], st.integers(0, max(0, len(text) - 1)), st.integers(1, 4))
+    stops = data.draw(st.lists(st.one_of(pieces, st.text(min_size=1, max_size=4)).filter(bool), max_size=4))
+    max_tokens = data.draw(st.integers(0, len(spoken) + 2))
+    engine = FakeEngine(lambda _m, _i: [*spoken, EOS], chunks=chunks)
+    request = _request(tuple(stops), max_tokens)
+
+    def generation() -> Generation:
+        return Generation(request, f"r{len(engine.submitted)}", engine, tokenizer, ServerMetrics("m", engine), 0.0)
+
+    deltas = [delta async for delta in generation().deltas()]
+    (whole,) = await generation().result()
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert [token for delta in deltas for token in delta.tokens] == whole.tokens
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == whole.finish_reason
+
+    full = spoken[:max_tokens].decode("utf-8", "replace")
+    assert full.startswith(whole.text)
+    assert not any(stop in whole.text for stop in stops)
+    if not any(stop in full for stop in stops):
+        assert whole.text == full
+    else:
+        assert whole.finish_reason == "stop"
+    _check_tokens(whole.text, whole.tokens)
+    assert engine.open_requests == []
+
+
+def _request(stop: tuple[str, ...], max_tokens: int) -> PreparedRequest:
+    prompt = PreparedPrompt((1, 2), None, SamplingParams(max_tokens=max_tokens, logprobs=1))
+    return PreparedRequest("m", (prompt,), 1, stop, 1, False, False, False, ())
+
+
+def _check_tokens(text: str, tokens: list[ScoredToken]) -> None:
+    offsets = [token.offset for token in tokens]
+    assert offsets == sorted(offsets)
+    assert all(offset < len(text) for offset in offsets)
+    raw = b"".join(token.raw for token in tokens)
+    assert raw.decode("utf-8", "replace").startswith(text)
