@@ -84,10 +84,10 @@ QWEN = """\
 
 MISTRAL = """\
 {{ bos_token }}{% for message in messages %}
-{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
 {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
-{% endif %}
-{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+    {% endif %}
+    {% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
 {% elif message['role'] == 'assistant' %}{% generation %}{{ message['content'] + eos_token}}{% endgeneration %}
 {% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}
 """

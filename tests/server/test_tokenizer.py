@@ -353,6 +353,16 @@ def test_sentencepiece_directory_keeps_bytes_exact(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(1) == b"<s>"
 
 
+def test_added_tokens_of_a_byte_level_directory_stand_for_themselves(tmp_path: Path) -> None:
+    token = {"content": "<é>", "special": False, "normalized": False}
+    save_byte_level(tmp_path, added_tokens_decoder={"49152": token})
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("é<é>é", add_special_tokens=False)
+    assert tokenizer.vocab_size == 49153
+    assert ids.count(49152) == 1
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "é<é>é"
+
+
 def test_end_tokens_of_a_directory(tmp_path: Path) -> None:
     save_byte_level(tmp_path)
     assert load_tokenizer(tmp_path).eos_token_ids == (2,)
