@@ -3,8 +3,10 @@
 Knows no sockets and no HTTP; the process around it is server/engine_process.py.
 """
 
+import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -25,6 +27,8 @@ from scheduler.scheduler import Scheduler
 from server.config import EngineConfig
 from server.messages import EngineInfo, EngineStats, Submit
 
+logger = logging.getLogger("octavo.engine")
+
 
 class UnservableSettings(RuntimeError):
     """The engine cannot serve with these settings; the message is for the person who set them."""
@@ -37,6 +41,7 @@ class Engine:
         """Wire a scheduler to the runner whose cache its blocks name; see `build_engine`."""
         self._scheduler = scheduler
         self._runner = runner
+        self._num_integrity_failures = 0
         self.info = info
 
     @property
@@ -47,8 +52,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """Counters and gauges as of now."""
-        stats = self._scheduler.stats
-        return EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
+        return EngineStats(**asdict(self._scheduler.stats), num_integrity_failures=self._num_integrity_failures)
 
     def submit(self, message: Submit) -> None:
         """Queue a request. Raises RequestRefused."""
@@ -66,8 +70,14 @@ class Engine:
         return self._scheduler.update(output, self._runner.execute(output))
 
     def check_integrity(self) -> None:
-        """Prove that the pool is whole. Raises AssertionError."""
-        self._scheduler.check_integrity()
+        """Prove that the block pool is whole; if it is not, count and report it and go on serving."""
+        try:
+            self._scheduler.check_integrity()
+        except AssertionError as error:
+            self._num_integrity_failures += 1
+            logger.error(
+                "The block pool is not whole: %s. Blocks may be lost until a restart; please report it.", error
+            )
 
 
 def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], None]) -> Engine:

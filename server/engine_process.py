@@ -95,12 +95,19 @@ class Inbox:
 def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
     """Step while there is work, wait for messages while there is none, until the edge is gone."""
     last_sent = time.monotonic()
+    checked = True
     while True:
         try:
             _take_messages(engine, inbox, outbox)
         except ConnectionError:
             return
-        updates = engine.step() if engine.has_unfinished else []
+        if engine.has_unfinished:
+            updates, checked = engine.step(), False
+        else:
+            updates = []
+            if not checked:
+                engine.check_integrity()
+                checked = True
         if updates or time.monotonic() - last_sent >= HEARTBEAT_SECONDS:
             outbox.send(StepUpdates(updates, engine.stats))
             last_sent = time.monotonic()

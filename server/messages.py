@@ -71,6 +71,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     num_prompt_tokens: int
     num_generation_tokens: int
     num_recomputed_tokens: int
+    num_integrity_failures: int = 0  # idle checks of the block pool that found it not whole
 
 
 class StepUpdates(msgspec.Struct, frozen=True, tag=True):

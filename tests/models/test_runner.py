@@ -138,7 +138,7 @@ def test_tokens_and_logprobs_do_not_depend_on_how_the_work_was_cut(model, alone,
 
 def test_prompt_scores_are_the_logits_of_the_previous_position(model, alone):
     """Scoring prompt + answer as a prompt gives the log-probabilities that sampling reported."""
-    prompt, params = workload()["r0"]
+    prompt, _ = workload()["r0"]
     answer = alone[0]["r0", 0]
     scored = SamplingParams(max_tokens=0, prompt_logprobs=2)
     _, _, scores = Served(model, max_num_batched_tokens=6).run({"again": (prompt + answer, scored)})
