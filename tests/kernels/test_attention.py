@@ -114,6 +114,16 @@ def test_large_logits_without_cap(backend: AttentionBackend) -> None:
     assert relative_error(out, oracle(batch, params)) < 1e-4
 
 
+def test_masked_values_have_no_weight(backend: AttentionBackend) -> None:
+    """A weight of 2^-127 instead of 0 for the last token would show in the tokens before it."""
+    batch = make_batch(PLAIN, [20], [20], seed=8)
+    params = AttentionParams(scale=0.125)
+    expected = oracle(batch, params)
+    batch.kv_layer.value[batch.metadata.block_tables[0, 1], :, 19 - 16] = 1e38
+    out = backend.attend(batch.query, batch.kv_layer, batch.metadata, params)
+    assert relative_error(out[:19], expected[:19]) < TOLERANCES[torch.float32]
+
+
 def test_query_of_a_packed_product(backend: AttentionBackend) -> None:
     """Queries are a slice of the packed QKV product: rows are not contiguous."""
     batch = make_batch(PLAIN, *BATCHES["mixed"], seed=6)
