@@ -80,7 +80,7 @@ def _download_with_pip(wheel: Wheel, folder: Path, on_progress: ProgressCallback
                     break
                 except subprocess.TimeoutExpired:
                     num_bytes = min(_largest_file(temporary), wheel.num_bytes)
-                    on_progress(f"downloading {wheel.file_name}", num_bytes, wheel.num_bytes)
+                    on_progress(f"downloading {wheel.project}", num_bytes, wheel.num_bytes)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -92,7 +92,7 @@ def _download_with_pip(wheel: Wheel, folder: Path, on_progress: ProgressCallback
             f"pip could not download {wheel.requirement} ({errors[-1].removeprefix('ERROR: ').rstrip('.')}); "
             "check the network connection and pip's index settings, then try again."
         )
-    on_progress(f"downloading {wheel.file_name}", wheel.num_bytes, wheel.num_bytes)
+    on_progress(f"downloading {wheel.project}", wheel.num_bytes, wheel.num_bytes)
 
 
 def _largest_file(folder: Path) -> int:
@@ -119,7 +119,7 @@ def _download_over_http(wheel: Wheel, path: Path, on_progress: ProgressCallback,
                     if num_bytes > wheel.num_bytes:  # not the pinned file: don't let it fill the disk
                         break
                     file.write(chunk)
-                    on_progress(f"downloading {wheel.file_name}", num_bytes, wheel.num_bytes)
+                    on_progress(f"downloading {wheel.project}", num_bytes, wheel.num_bytes)
     except httpx.HTTPStatusError as error:
         status = f"{error.response.status_code} {error.response.reason_phrase}".rstrip()
         raise WheelDownloadError(

