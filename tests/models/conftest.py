@@ -1,27 +1,9 @@
-"""Real models for the tests (a path from the environment, or what the model store has or downloads), and threads."""
+"""Threads for the tests of this folder."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-from server import model_store
-
-
-def _real_model(variable: str, name: str) -> Path:
-    return Path(os.environ[variable]) if variable in os.environ else model_store.resolve(name)
-
-
-@pytest.fixture(scope="session")
-def smollm2_path() -> Path:
-    return _real_model("OCTAVO_TEST_SMOLLM2", "smollm2")
-
-
-@pytest.fixture(scope="session")
-def gemma3_path() -> Path:
-    return _real_model("OCTAVO_TEST_GEMMA3", "gemma3-270m")
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -14,8 +14,9 @@ from models.config_reader import read_config
 from models.errors import CheckpointError, ModelError, UnsupportedModelError
 from models.gguf_file import GGUFFile
 from models.loader import load_model
-from tests.models.gguf_files import from_gguf, to_gguf
+from tests.models.gguf_files import to_gguf
 from tests.models.paged import run_paged
+from tests.models.real_models import gemma3_oracle, smollm2_oracle
 from tests.models.test_families import CPU, PROMPTS, load
 from tests.models.tiny_models import build, oracle_logits
 
@@ -252,19 +253,7 @@ def test_random_damage_to_the_header_never_escapes_as_another_error(tmp_path: Pa
 
 
 def test_smollm2_equals_transformers(smollm2_path: Path) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-        tie_word_embeddings=True,
-    )
-    oracle = from_gguf(transformers.LlamaForCausalLM, config, smollm2_path)
+    oracle = smollm2_oracle(smollm2_path)
     progress: list[tuple[int, int]] = []
     decoder = load_model(smollm2_path, torch.float32, CPU, lambda done, total: progress.append((done, total)))
     total = sum(tensor.num_bytes for tensor in GGUFFile(smollm2_path).tensors.values())
@@ -278,20 +267,7 @@ def test_smollm2_equals_transformers(smollm2_path: Path) -> None:
 
 
 def test_gemma3_equals_transformers_beyond_its_window(gemma3_path: Path) -> None:
-    config = transformers.Gemma3TextConfig(
-        vocab_size=262_144,
-        hidden_size=640,
-        intermediate_size=2048,
-        num_hidden_layers=18,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=256,
-        query_pre_attn_scalar=256,
-        max_position_embeddings=32_768,
-        sliding_window=512,
-        layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 3,
-    )
-    oracle = from_gguf(transformers.Gemma3ForCausalLM, config, gemma3_path)
+    oracle = gemma3_oracle(gemma3_path)
     decoder = load(gemma3_path)
     prompt = torch.randint(0, 262_144, (530,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.inference_mode():
