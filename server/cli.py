@@ -16,6 +16,7 @@ from server.config import Settings, SettingsError, flag_of, load_settings, sugge
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as shells report it
 _UNSET_DEFAULT = re.compile(r" \(default: (?:None|\(\))\)")
 
 
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def _build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:

@@ -148,6 +148,11 @@ class _EngineCollector(Collector):
             "Tokens computed again after preemption.",
             stats.num_recomputed_tokens if stats else 0,
         )
+        integrity = CounterMetricFamily(
+            "octavo:kv_cache_integrity_failures", "Idle checks that failed.", labels=_LABELS
+        )
+        integrity.add_metric(self._labels, stats.num_integrity_failures if stats else 0)
+        yield integrity
         if info is not None:
             cache = GaugeMetricFamily(
                 "vllm:cache_config_info",

@@ -9,11 +9,13 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from server.app import create_app
 from server.config import Settings
@@ -58,11 +60,12 @@ class _Server(uvicorn.Server):
         self.exit_code = 0
         self._engine = engine
         self._shutdown_timeout = shutdown_timeout
-        self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self.begin_exit, signal.Signals(sig).name)
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """None: they are wanted before there is a server, and mean more than uvicorn makes of them."""
+        yield
 
     def begin_exit(self, cause: str) -> None:
         """First time: drain. Second time: end at once."""
@@ -86,14 +89,15 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
     with StartupDisplay() as display:
         engine = EngineClient(settings.engine_config(model_path), display.show)
         starting = asyncio.create_task(engine.start())
+        loading = asyncio.create_task(asyncio.to_thread(_load_app, engine, model_path, settings))
+        _on_signals(lambda _: loading.cancel())
         try:
-            # Beside the engine, which takes longer.
-            tokenizer = await asyncio.to_thread(load_tokenizer, model_path)
-        except TokenizerError as error:
+            app = await loading  # beside the engine, which takes longer
+        except (TokenizerError, asyncio.CancelledError) as error:
             await _give_up(engine, starting)
-            return _fail(str(error))
-        app = await asyncio.to_thread(create_app, engine, tokenizer, settings)
+            return 0 if loading.cancelled() else _fail(str(error))
         server = _Server(_uvicorn_config(app), engine, settings.shutdown_timeout)
+        _on_signals(server.begin_exit)
         serving = asyncio.create_task(server.serve([listener]))
         await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
     try:
@@ -111,6 +115,16 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
     return server.exit_code
 
 
+def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> FastAPI:
+    return create_app(engine, load_tokenizer(model_path), settings)
+
+
+def _on_signals(handler: Callable[[str], object]) -> None:
+    """From now on, call `handler` with the name of a signal to end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, handler, number.name)
+
+
 async def _until_over(serving: "asyncio.Task[None]", engine: EngineClient) -> None:
     failed = asyncio.create_task(engine.failed.wait())
     try:
@@ -126,9 +140,9 @@ async def _give_up(engine: EngineClient, starting: "asyncio.Task[object]") -> No
     await engine.stop(0)
 
 
-def _uvicorn_config(app: object) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
-        app,  # type: ignore[arg-type]  # a FastAPI application
+        app,
         http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import httpx
 import tokenizers
 from fastapi import FastAPI
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from scheduler.output import SequenceUpdate, TokenLogprobs
 from server.app import create_app
@@ -24,14 +24,18 @@ _CHAT_TEMPLATE = (
 )
 
 
-def byte_tokenizer(chat_template: str | None = _CHAT_TEMPLATE) -> Tokenizer:
-    """Token n is byte n; then come two special tokens and the words " the" and "\\n\\n"."""
+def byte_tokenizer(chat_template: str | None = _CHAT_TEMPLATE, *, adds_bos: bool = False) -> Tokenizer:
+    """Token n is byte n; then come two special tokens. With `adds_bos` a plain prompt begins with the first of them."""
     alphabet = _byte_level_alphabet()
     vocab = {alphabet[byte]: byte for byte in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    if adds_bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<|im_start|> $A", special_tokens=[("<|im_start|>", 256)]
+        )
     return Tokenizer(
         TokenizerParts(
             backend=backend,
@@ -73,10 +77,12 @@ class FakeEngine:
         script: Callable[[Submit, int], list[int]] = echo_reversed,
         chunks: Sequence[int] = (1,),
         step_seconds: float = 0.0,
+        bursts: bool = False,
     ) -> None:
         self.script = script
         self.chunks = chunks  # tokens per update, over and over
         self.step_seconds = step_seconds
+        self.bursts = bursts  # all updates at once, before anyone can react to the first
         self.dies_after: int | None = None  # updates
         self.rejects: str | None = None  # the message
         self.is_down = False
@@ -176,7 +182,8 @@ class FakeEngine:
         sources = {index: self._updates(message, index) for index in range(params.n)}
         while sources:
             for index in list(sources):
-                await asyncio.sleep(self.step_seconds)
+                if not self.bursts:
+                    await asyncio.sleep(self.step_seconds)
                 if self.dies_after is not None and self.num_updates >= self.dies_after:
                     self._fail(message.request_id, EngineDied("The engine process died."))
                     return

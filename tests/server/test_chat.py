@@ -54,6 +54,22 @@ async def test_messages_go_through_the_template_without_special_tokens_added():
     )
 
 
+async def test_only_a_plain_prompt_gets_the_models_first_token():
+    engine = FakeEngine()
+    async with client_of(make_app(engine, tokenizer=byte_tokenizer(adds_bos=True))) as client:
+        await client.post("/v1/chat/completions", json={"messages": [USER]})
+        answer = await client.post(
+            "/v1/completions", json={"prompt": "ab", "echo": True, "logprobs": 0, "max_tokens": 1}
+        )
+    chat, plain = (list(message.prompt_token_ids) for message in engine.submitted)
+    assert chat[:2] == [256, ord("u")]
+    assert plain == [256, 97, 98]
+    choice = answer.json()["choices"][0]
+    assert choice["text"] == "abb"
+    assert choice["logprobs"]["tokens"] == ["<|im_start|>", "a", "b", "b"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2]
+
+
 async def test_max_tokens_defaults_to_the_rest_of_the_window():
     engine = FakeEngine()
     await post_chat(engine)

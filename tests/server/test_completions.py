@@ -150,6 +150,11 @@ async def test_logprobs_arrays_are_aligned_with_the_text():
     assert logprobs["top_logprobs"][0] == {"h": -0.5, "i": -1.5}
 
 
+async def test_logprobs_always_hold_the_token_that_came():
+    answer = await complete(FakeEngine(says("h")), prompt="ab", logprobs=0)
+    assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"h": -0.5}]
+
+
 async def test_echo_with_logprobs_and_no_new_tokens_scores_the_prompt():
     answer = await complete(FakeEngine(), prompt="A B C", echo=True, logprobs=1, max_tokens=0)
     choice = answer["choices"][0]
@@ -244,7 +249,7 @@ async def test_stream_equals_whole_answer(tokenizer, data, text, junk, chunks):
     pieces = st.builds(lambda i, j: text[i : i + j], st.integers(0, max(0, len(text) - 1)), st.integers(1, 4))
     stops = data.draw(st.lists(st.one_of(pieces, st.text(min_size=1, max_size=4)).filter(bool), max_size=4))
     max_tokens = data.draw(st.integers(0, len(spoken) + 2))
-    engine = FakeEngine(lambda _m, _i: [*spoken, EOS], chunks=chunks)
+    engine = FakeEngine(lambda _m, _i: [*spoken, EOS], chunks=chunks, bursts=data.draw(st.booleans()))
     request = _request(tuple(stops), max_tokens)
 
     def generation() -> Generation:
