@@ -1,0 +1,1 @@
+"""Tests of benchmarks/: what they compute from their measurements."""
