@@ -15,7 +15,7 @@ class NotEnoughMemory(RuntimeError):
 
 def host_cache_bytes() -> int:
     """Bytes for a KV cache in main memory where no setting says: 4 GiB, or half of what is free if that is less."""
-    return min(_DEFAULT_HOST_CACHE, _available_host_bytes() // 2)
+    return min(_DEFAULT_HOST_CACHE, available_host_bytes() // 2)
 
 
 def gpu_cache_bytes(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> int:
@@ -46,7 +46,7 @@ def gpu_cache_bytes(device: torch.device, utilization: float, run_largest_step: 
     return left
 
 
-def _available_host_bytes() -> int:
+def available_host_bytes() -> int:
     """Free memory of the machine, or of the container's limit where that is less."""
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024

@@ -97,7 +97,7 @@ class Settings(BaseSettings):
         "auto", description="Type of weights and KV cache; auto: float32 on a CPU, bfloat16 on a GPU."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs; auto: a GPU if any.")
-    attention_backend: Literal["auto", "reference", "torch", "cpu", "triton"] = Field(
+    attention_backend: Literal["auto", "cpu", "torch", "triton", "reference"] = Field(
         "auto", description="Attention kernels; auto: the fastest that runs on the device."
     )
     cpu_threads: int | None = Field(

@@ -14,7 +14,7 @@ import torch
 from kernels.attention.backend import select_backend
 from models.decoder import Decoder
 from models.loader import load_model
-from models.memory import gpu_cache_bytes, host_cache_bytes
+from models.memory import GIB, available_host_bytes, gpu_cache_bytes, host_cache_bytes
 from models.runner import ModelRunner
 from paged_cache.kv_cache import KVCache
 from paged_cache.manager import BlockManager
@@ -88,7 +88,7 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         on_progress: called with the stage, and how much of it is done of how much in all.
 
     Raises:
-        UnservableSettings, ModelError, NotEnoughMemory: for a person to read.
+        UnservableSettings, ModelError, BackendUnavailableError, NotEnoughMemory: for a person to read.
     """
     started = time.monotonic()
     if config.cpu_threads:
@@ -185,19 +185,26 @@ def _num_blocks(
     run_largest_step: Callable[[], None],
 ) -> int:
     if config.num_gpu_blocks_override:
-        return config.num_gpu_blocks_override
-    if config.kv_cache_memory:
-        num_bytes = config.kv_cache_memory
-    elif device.type == "cpu":
-        num_bytes = host_cache_bytes()
+        num_blocks = config.num_gpu_blocks_override
     else:
-        num_bytes = gpu_cache_bytes(device, config.gpu_memory_utilization, run_largest_step)
-    most_useful = config.max_num_seqs * -(-max_model_len // spec.block_size)
-    num_blocks = min(spec.num_blocks_in(num_bytes), most_useful)
-    if num_blocks < 1:
+        if config.kv_cache_memory:
+            num_bytes = config.kv_cache_memory
+        elif device.type == "cpu":
+            num_bytes = host_cache_bytes()
+        else:
+            num_bytes = gpu_cache_bytes(device, config.gpu_memory_utilization, run_largest_step)
+        most_useful = config.max_num_seqs * -(-max_model_len // spec.block_size)
+        num_blocks = min(spec.num_blocks_in(num_bytes), most_useful)
+        if num_blocks < 1:
+            raise UnservableSettings(
+                f"The KV cache may take {num_bytes} bytes, and one block of {spec.block_size} tokens needs "
+                f"{spec.bytes_per_block}. Raise --kv-cache-memory or lower --block-size."
+            )
+    needed = num_blocks * spec.bytes_per_block
+    if device.type == "cpu" and needed > (available := available_host_bytes()):
         raise UnservableSettings(
-            f"The KV cache may take {num_bytes} bytes, and one block of {spec.block_size} tokens needs "
-            f"{spec.bytes_per_block}. Raise --kv-cache-memory or lower --block-size."
+            f"{num_blocks} KV blocks need {needed / GIB:.1f} GiB, and {available / GIB:.1f} GiB of memory are free. "
+            "Lower --kv-cache-memory or --num-gpu-blocks-override."
         )
     return num_blocks
 

@@ -37,6 +37,10 @@ class EngineStartError(RuntimeError):
     """The engine did not come up; the message is for the person who started the server."""
 
 
+class EngineRefusedSettings(EngineStartError):
+    """It did not because of the model or the settings that it was given."""
+
+
 class EngineUnavailable(RuntimeError):
     """No request is taken now: the engine is down or starting, or the server drains."""
 
@@ -222,7 +226,7 @@ class EngineClient:
                     return info
                 case EngineFailure(message):
                     await self._end_process()
-                    raise EngineStartError(message)
+                    raise EngineRefusedSettings(message)
                 case _:
                     await self._process.wait()
                     raise EngineStartError(f"The engine process ended while it was starting ({self._exit_status()}).")

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+from kernels.attention.backend import BackendUnavailableError
 from models.errors import ModelError
 from models.memory import NotEnoughMemory
 from scheduler.admission import RequestRefused
@@ -145,7 +146,7 @@ def main() -> None:
     outbox = Outbox(connection, codec)
     try:
         engine = build_engine(config, lambda stage, done, total: outbox.send(LoadProgress(stage, done, total)))
-    except (ModelError, UnservableSettings, NotEnoughMemory) as failure:
+    except (ModelError, BackendUnavailableError, UnservableSettings, NotEnoughMemory) as failure:
         outbox.send(EngineFailure(str(failure)))
         outbox.close()
         sys.exit(1)

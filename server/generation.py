@@ -31,6 +31,7 @@ class ChoiceDelta:
     index: int
     text: str
     tokens: tuple[ScoredToken, ...]
+    token_ids: tuple[int, ...]  # generated since the last delta, the one that ended the answer included
     finish_reason: FinishReason | None
 
 
@@ -40,6 +41,7 @@ class ChoiceResult:
 
     text: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
 
@@ -108,6 +110,7 @@ class Generation:
                 result = results[delta.index]
                 result.text += delta.text
                 result.tokens += delta.tokens
+                result.token_ids += delta.token_ids
                 result.finish_reason = delta.finish_reason or result.finish_reason
         return results
 
@@ -192,6 +195,7 @@ class _Choice:
         self._echo_is_due = request.echo
         self._text_length = 0  # code points handed out, the echo included
         self._held_tokens: list[ScoredToken] = []  # whose text the detokenizer still holds back
+        self._new_token_ids: list[int] = []  # since the last delta
 
     def take(self, update: SequenceUpdate) -> ChoiceDelta | None:
         """The delta that this update makes, or None if it shows nothing yet."""
@@ -205,7 +209,8 @@ class _Choice:
         tokens = self._release_tokens()
         if not text and not tokens and self.finish_reason is None:
             return None
-        return ChoiceDelta(self._index, text, tokens, self.finish_reason)
+        token_ids, self._new_token_ids = tuple(self._new_token_ids), []
+        return ChoiceDelta(self._index, text, tokens, token_ids, self.finish_reason)
 
     def _take_echo(self) -> str:
         """The prompt, in front of the answer's first delta."""
@@ -222,7 +227,9 @@ class _Choice:
             visible = visible[:-1]  # it ends the answer and is no part of it
         step = self._detokenizer.push(visible)
         num_taken = len(step.token_offsets)
-        self.num_tokens += len(update.token_ids) if step.stopped is None else num_taken
+        taken = update.token_ids if step.stopped is None else update.token_ids[:num_taken]
+        self.num_tokens += len(taken)
+        self._new_token_ids += taken
         if self._scored:
             assert len(update.logprobs) == len(update.token_ids), "tokens came without their log-probabilities"
             self._held_tokens += [

@@ -46,7 +46,7 @@ class LoadProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineFailure(msgspec.Struct, frozen=True, tag=True):
-    """Engine to edge: it cannot start (a wrong model, no memory). The process exits after it."""
+    """Engine to edge: it cannot start with this model and these settings. The process exits after it."""
 
     message: str
 

@@ -149,7 +149,7 @@ class _EngineCollector(Collector):
             stats.num_recomputed_tokens if stats else 0,
         )
         integrity = CounterMetricFamily(
-            "octavo:kv_cache_integrity_failures", "Idle checks that failed.", labels=_LABELS
+            "octavo_kv_cache_integrity_failures", "Idle checks that failed.", labels=_LABELS
         )
         integrity.add_metric(self._labels, stats.num_integrity_failures if stats else 0)
         yield integrity

@@ -51,6 +51,7 @@ class PreparedRequest:
     echo: bool
     stream: bool
     include_usage: bool
+    return_token_ids: bool
     ignored_fields: tuple[str, ...]
 
 
@@ -106,6 +107,7 @@ def _prepared(
         echo=echo,
         stream=bool(request.stream),
         include_usage=request.include_usage,
+        return_token_ids=bool(request.return_token_ids),
         ignored_fields=tuple(request.ignored_fields()),
     )
 

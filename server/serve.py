@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from server.app import create_app
 from server.config import Settings
 from server.download_progress import terminal_progress
-from server.engine_client import EngineClient, EngineStartError
+from server.engine_client import EngineClient, EngineRefusedSettings, EngineStartError
 from server.http_protocol import BoundedHttpProtocol
 from server.logging_setup import configure_logging
 from server.model_store import ModelStoreError, resolve
@@ -106,7 +106,8 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
             await _until_over(serving, engine)
     except EngineStartError as error:
         if not engine.draining:  # a signal during the start is no failure
-            server.exit_code = _fail(str(error))
+            refused = isinstance(error, EngineRefusedSettings)
+            server.exit_code = _fail(str(error), _EXIT_USAGE if refused else _EXIT_FAILURE)
     if engine.failed.is_set():
         server.exit_code = _fail("The engine died and does not start again.")
     server.should_exit = True

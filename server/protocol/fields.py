@@ -114,6 +114,7 @@ class GenerationFields(BaseModel):
     stop: Annotated[tuple[str, ...], BeforeValidator(_parse_stop), _STOP_SCHEMA] = ()
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_parse_stop_token_ids), _IDS_SCHEMA] = ()
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = Field(None, description="Answer with the ids of prompt and answer too.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

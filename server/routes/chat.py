@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from server.edge import CurrentEdge
@@ -40,10 +40,13 @@ class ChatShape:
                 ChatMessage("assistant", result.text, None),
                 _logprobs(request, result.tokens),
                 finish_reason(result.finish_reason),
+                _token_ids(request, result.token_ids),
             )
             for index, result in enumerate(results)
         ]
-        return ChatCompletion(head.id, head.created, head.model, choices, counts)
+        return ChatCompletion(
+            head.id, head.created, head.model, choices, counts, prompt_token_ids=_prompt_token_ids(request)
+        )
 
     def chunk(self, request: PreparedRequest, delta: ChoiceDelta, head: Head, *, first: bool) -> ChatCompletionChunk:
         """The next piece of one choice."""
@@ -52,9 +55,15 @@ class ChatShape:
             ChatMessage("assistant" if first else UNSET, delta.text if delta.text or first else UNSET),
             _logprobs(request, delta.tokens),
             finish_reason(delta.finish_reason),
+            _token_ids(request, delta.token_ids),
         )
         return ChatCompletionChunk(
-            head.id, head.created, head.model, [choice], usage=None if request.include_usage else UNSET
+            head.id,
+            head.created,
+            head.model,
+            [choice],
+            usage=None if request.include_usage else UNSET,
+            prompt_token_ids=_prompt_token_ids(request) if first else UNSET,
         )
 
     def usage_chunk(self, head: Head, counts: Usage) -> ChatCompletionChunk:
@@ -70,3 +79,11 @@ async def create_chat_completion(request: Request, edge: CurrentEdge) -> Respons
 
 def _logprobs(request: PreparedRequest, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
     return None if request.logprobs is None else chat_logprobs(tokens)
+
+
+def _token_ids(request: PreparedRequest, token_ids: Sequence[int]) -> list[int] | UnsetType:
+    return list(token_ids) if request.return_token_ids else UNSET
+
+
+def _prompt_token_ids(request: PreparedRequest) -> list[int] | UnsetType:
+    return list(request.prompts[0].token_ids) if request.return_token_ids else UNSET

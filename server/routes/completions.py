@@ -23,12 +23,12 @@ class CompletionShape:
 
     def whole(self, request: PreparedRequest, results: list[ChoiceResult], head: Head, counts: Usage) -> Completion:
         """All choices at once."""
-        choices = [_choice(request, index, result) for index, result in enumerate(results)]
+        choices = [_choice(request, index, result, first=True) for index, result in enumerate(results)]
         return Completion(head.id, head.created, head.model, choices, usage=counts)
 
     def chunk(self, request: PreparedRequest, delta: ChoiceDelta, head: Head, *, first: bool) -> Completion:
         """The next piece of one choice."""
-        choice = _choice(request, delta.index, delta)
+        choice = _choice(request, delta.index, delta, first=first)
         return Completion(head.id, head.created, head.model, [choice], usage=None if request.include_usage else UNSET)
 
     def usage_chunk(self, head: Head, counts: Usage) -> Completion:
@@ -42,6 +42,13 @@ async def create_completion(request: Request, edge: CurrentEdge) -> Response:
     return await answer(request, edge, prepare_completion, CompletionShape())
 
 
-def _choice(request: PreparedRequest, index: int, part: ChoiceDelta | ChoiceResult) -> CompletionChoice:
-    logprobs = None if request.logprobs is None else completion_logprobs(part.tokens)
-    return CompletionChoice(index, part.text, logprobs, finish_reason(part.finish_reason))
+def _choice(request: PreparedRequest, index: int, part: ChoiceDelta | ChoiceResult, *, first: bool) -> CompletionChoice:
+    prompt = request.prompts[index // request.n]
+    return CompletionChoice(
+        index,
+        part.text,
+        None if request.logprobs is None else completion_logprobs(part.tokens),
+        finish_reason(part.finish_reason),
+        token_ids=list(part.token_ids) if request.return_token_ids else UNSET,
+        prompt_token_ids=list(prompt.token_ids) if request.return_token_ids and first else UNSET,
+    )

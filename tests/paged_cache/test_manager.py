@@ -87,7 +87,9 @@ def test_freeing_twice_is_caught():
         manager.free(copy)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["grow", "fork", "free"]), st.integers(0, 9), st.integers(1, 9)), max_size=80))
+@given(
+    st.lists(st.tuples(st.sampled_from(["grow", "fork", "free"]), st.integers(0, 9), st.integers(1, 9)), max_size=80)
+)
 def test_any_sequence_of_calls_keeps_the_pool_whole(calls):
     manager = BlockManager(num_blocks=12, block_size=3)
     tables: list[tuple[BlockTable, int]] = []  # table, tokens written

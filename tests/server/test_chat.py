@@ -5,7 +5,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.server.doubles import FakeEngine, byte_tokenizer, client_of, make_app, says
+from tests.server.doubles import EOS, FakeEngine, byte_tokenizer, client_of, make_app, says
 from tests.server.test_completions import events_of
 
 USER = {"role": "user", "content": "Hi"}
@@ -180,3 +180,14 @@ async def test_openai_client_errors():
     with pytest.raises(openai.InternalServerError) as down:
         await client.completions.create(model="byte-model", prompt="x")
     assert down.value.status_code == 503
+
+
+async def test_return_token_ids_gives_the_ids_of_prompt_and_answer():
+    body = {"messages": [{"role": "user", "content": "hi"}], "return_token_ids": True}
+    engine = FakeEngine(says("xy"))
+    whole = (await post_chat(engine, **body)).json()
+    assert whole["choices"][0]["token_ids"] == [*b"xy", EOS]
+    assert whole["prompt_token_ids"] == engine.submitted[0].prompt_token_ids
+    chunks = events_of(await post_chat(FakeEngine(says("xy")), stream=True, **body))
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]] == [*b"xy", EOS]

@@ -53,6 +53,18 @@ async def test_answer_has_openai_shape_and_counts():
     assert engine.aborted == []
 
 
+async def test_return_token_ids_gives_the_ids_of_prompt_and_answer():
+    body = {"prompt": ["ab", "cd"], "n": 2, "return_token_ids": True}
+    choices = (await complete(FakeEngine(says("xy")), **body))["choices"]
+    assert [choice["token_ids"] for choice in choices] == [[*b"xy", EOS]] * 4
+    assert [choice["prompt_token_ids"] for choice in choices] == [[*b"ab"]] * 2 + [[*b"cd"]] * 2
+    chunks = [chunk["choices"][0] for chunk in await stream(FakeEngine(says("xy")), **body)]
+    for index in range(4):
+        ours = [chunk for chunk in chunks if chunk["index"] == index]
+        assert [token_id for chunk in ours for token_id in chunk["token_ids"]] == [*b"xy", EOS]
+        assert ["prompt_token_ids" in chunk for chunk in ours] == [True] + [False] * (len(ours) - 1)
+
+
 async def test_max_tokens_defaults_to_sixteen():
     answer = await complete(FakeEngine(says("x" * 50)), prompt="abc")
     assert answer["choices"][0]["text"] == "x" * 16
@@ -261,6 +273,8 @@ async def test_stream_equals_whole_answer(tokenizer, data, text, junk, chunks):
     assert [token for delta in deltas for token in delta.tokens] == whole.tokens
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish_reason == whole.finish_reason
+    assert [token_id for delta in deltas for token_id in delta.token_ids] == whole.token_ids
+    assert whole.token_ids == [*spoken, EOS][: len(whole.token_ids)]
 
     full = spoken[:max_tokens].decode("utf-8", "replace")
     assert full.startswith(whole.text)
@@ -275,7 +289,18 @@ async def test_stream_equals_whole_answer(tokenizer, data, text, junk, chunks):
 
 def _request(stop: tuple[str, ...], max_tokens: int) -> PreparedRequest:
     prompt = PreparedPrompt((1, 2), None, SamplingParams(max_tokens=max_tokens, logprobs=1))
-    return PreparedRequest("m", (prompt,), 1, stop, 1, False, False, False, ())
+    return PreparedRequest(
+        model="m",
+        prompts=(prompt,),
+        n=1,
+        stop=stop,
+        logprobs=1,
+        echo=False,
+        stream=False,
+        include_usage=False,
+        return_token_ids=True,
+        ignored_fields=(),
+    )
 
 
 def _check_tokens(text: str, tokens: list[ScoredToken]) -> None:

@@ -103,7 +103,7 @@ async def test_series_exist_before_the_first_request():
         *("vllm:e2e_request_latency_seconds_count", "vllm:request_time_per_output_token_seconds_count"),
         *("vllm:request_prompt_tokens_count", "vllm:request_generation_tokens_count", "vllm:request_params_n_count"),
     )
-    for name in (*names, "octavo:kv_cache_integrity_failures_total"):
+    for name in (*names, "octavo_kv_cache_integrity_failures_total"):
         assert (name, *LABELS) in series, name
     for reason in ("stop", "length", "abort", "error"):
         assert series["vllm:request_success_total", LABELS[0], ("finished_reason", reason), LABELS[1]] == 0
