@@ -50,12 +50,13 @@ async def test_each_client_has_one_request_open_at_a_time(num_clients):
 
     async def handle(request: httpx.Request) -> httpx.Response:
         nonlocal num_open, most_open
-        prompts.append(json.loads(request.content)["prompt"])
+        prompt = json.loads(request.content)["prompt"]
+        prompts.append(prompt)
         num_open += 1
         most_open = max(most_open, num_open)
         await asyncio.sleep(0.001 * (len(prompts) % 3))
         num_open -= 1
-        if prompts[-1] == "bad":
+        if prompt == "bad":
             return httpx.Response(503, text="busy")
         usage = {"prompt_tokens": 1, "completion_tokens": NUM_TOKENS}
         events = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}, {"choices": [], "usage": usage}]
@@ -67,12 +68,12 @@ async def test_each_client_has_one_request_open_at_a_time(num_clients):
         nonlocal num_done
         num_done += 1
 
-    sent = [f"prompt {i}" for i in range(20)]
+    sent = ["bad", *(f"prompt {i}" for i in range(20))]
     async with httpx.AsyncClient(transport=httpx.MockTransport(handle), base_url="http://server") as client:
         one_round = await run_round(client, "m", sent, num_clients, on_answer)
     assert sorted(prompts) == sorted(sent)
     assert most_open == num_clients
-    assert (len(one_round.answers), len(one_round.errors), num_done) == (20, 0, 20)
+    assert (len(one_round.answers), len(one_round.errors), num_done) == (20, 1, 21)
 
 
 def test_server_that_ends_at_once_is_reported_with_its_own_words():

@@ -1,4 +1,4 @@
-"""A streamed completion is read and timed right, and everything short of a whole answer is a failure with its reason."""
+"""A streamed completion is read and timed right; everything short of a whole answer is a failure with its reason."""
 
 import json
 
