@@ -16,7 +16,7 @@ _DPI = 130
 
 def plot(with_cache: "Curve", without_cache: "Curve", subtitle: str, path: Path) -> None:
     """Write a PNG of two panels with log axes: time per token, and time of a whole generation."""
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = Figure(figsize=(11, 5.6), layout="constrained")
     FigureCanvasAgg(figure)
     per_token, whole = figure.subplots(1, 2)
     for curve, label, colour, marker in (
@@ -50,7 +50,7 @@ def plot(with_cache: "Curve", without_cache: "Curve", subtitle: str, path: Path)
     _label(whole, "A whole generation (integral of the left)", "tokens generated", "total time (s)", all_lengths)
     figure.suptitle(f"Cost of generation with and without the KV cache\n{subtitle}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=_DPI, bbox_inches="tight")
 
 
 def _label(axes: Axes, title: str, x_label: str, y_label: str, lengths: list[int]) -> None:
@@ -60,4 +60,4 @@ def _label(axes: Axes, title: str, x_label: str, y_label: str, lengths: list[int
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.grid(visible=True, alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))  # below: nothing inside is free for sure

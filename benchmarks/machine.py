@@ -18,6 +18,7 @@ from kernels import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS_DIR = ROOT / "benchmarks" / "results"
+_THREAD_VARIABLES = ("OMP_", "GOMP_", "MKL_")  # how many threads compute, and whether they spin while they wait
 
 
 def machine_facts() -> dict[str, object]:
@@ -28,6 +29,7 @@ def machine_facts() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "load_average_1min": round(os.getloadavg()[0], 2),
+        "thread_variables": {name: value for name, value in os.environ.items() if name.startswith(_THREAD_VARIABLES)},
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": version("torch"),
