@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from scheduler.output import SequenceUpdate
-from server.config import EngineConfig
+from server.config import EngineConfig, engine_environment
 from server.ipc import MessageCodec
 from server.messages import (
     Abort,
@@ -210,7 +210,9 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "server.engine_process", str(theirs.fileno()), pass_fds=[theirs.fileno()]
+                *(sys.executable, "-m", "server.engine_process", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                env=engine_environment(),
             )
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(self._codec.encode(self._config))
