@@ -23,7 +23,6 @@ from pydantic_settings import (
 )
 
 ENV_PREFIX = "OCTAVO_"
-_TEST_PREFIX = "OCTAVO_TEST_"  # read by the test suite, not by the server
 _MAX_TOKENS = 1 << 24
 
 Names = Annotated[tuple[str, ...], NoDecode]  # from the environment: separated by commas, not JSON
@@ -253,7 +252,7 @@ def _refuse_unknown_variables() -> None:
     known = [variable_of(field) for field in Settings.model_fields]
     for variable in sorted(os.environ):
         name = variable.upper()
-        if name.startswith(ENV_PREFIX) and not name.startswith(_TEST_PREFIX) and name not in known:
+        if name.startswith(ENV_PREFIX) and name not in known:
             raise SettingsError(f"There is no setting for the variable {variable}{suggestion(name, known)}")
 
 

@@ -113,11 +113,6 @@ def test_unknown_variable(monkeypatch):
         load_settings({})
 
 
-def test_variables_of_the_tests_are_none_of_the_servers_business(monkeypatch):
-    monkeypatch.setenv("OCTAVO_TEST_ANYTHING", "3")
-    load_settings({})
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
