@@ -17,8 +17,8 @@ FLAGS = ("--served-model-name", "tested", "--max-num-seqs", str(NUM_PROMPTS))
 
 
 def small_pool(prompts, max_tokens):
-    """As many blocks as two of the longest sequences need."""
-    return str(2 * max(-(-(len(prompt) + max_tokens) // 16) for prompt in prompts))
+    """As many blocks as hold the longest sequence, and one more."""
+    return str(1 + max(-(-(len(prompt) + max_tokens) // 16) for prompt in prompts))
 
 
 def check_every_way(path, oracle, prompts, max_tokens, *flags, num_alone=NUM_PROMPTS):

@@ -60,6 +60,7 @@ class FakeRunner:
         self._copy_blocks(output)
         for row in output.rows:
             self._take_row(row)
+        self._check_copies(output)
         # All rows write before any reads, as one forward pass does in each layer.
         for row in output.rows:
             self._write(row)
@@ -73,6 +74,16 @@ class FakeRunner:
         for copy in output.block_copies:
             for offset, digest in enumerate(read[copy.src]):
                 self.slots[copy.dst, offset] = digest
+
+    def _check_copies(self, output: SchedulerOutput) -> None:
+        """A copy belongs to a row of this step: one made for a preempted row would overwrite somebody else's block."""
+        written = [block_id for row in output.rows for block_id in self.states[row.seq_id].block_ids]
+        destinations = [copy.dst for copy in output.block_copies]
+        assert all(written.count(block_id) == 1 for block_id in destinations), (
+            "a copy into a block of nobody, or of two"
+        )
+        assert len(set(destinations)) == len(destinations), "two copies into one block"
+        assert not set(destinations) & {copy.src for copy in output.block_copies}, "a copy reads what another writes"
 
     def _take_row(self, row: NewRow | KnownRow) -> None:
         if isinstance(row, NewRow):

@@ -6,7 +6,7 @@ from paged_cache.manager import BlockManager
 from scheduler.admission import RequestRefused
 from scheduler.config import SchedulerConfig
 from scheduler.output import KnownRow, NewRow, SequenceUpdate
-from scheduler.request import Request
+from scheduler.request import Request, SequenceStatus
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
 from tests.scheduler.fake_runner import FakeRunner, expected_tokens
@@ -36,10 +36,26 @@ class Bench:
     def step(self):
         output = self.scheduler.schedule()
         self.scheduler.check_integrity()
+        self._check_budget(output)
         for update in self.scheduler.update(output, self.runner.execute(output)):
             self._take(update)
         self.scheduler.check_integrity()
         return output
+
+    def _check_budget(self, output):
+        """No running sequence is passed over while budget is left, what a preempted one gave back included."""
+        assert output.num_tokens <= self.config.max_num_batched_tokens
+        scheduled = {row.seq_id for row in output.rows}
+        passed_over = [
+            sequence
+            for request in self.requests.values()
+            for sequence in request.sequences
+            if sequence.status is SequenceStatus.RUNNING
+            and sequence.seq_id not in scheduled
+            # Forked as the step was made, of a prompt of one token.
+            and not (sequence.index > 0 and sequence.num_computed_tokens == 0)
+        ]
+        assert not passed_over or output.num_tokens == self.config.max_num_batched_tokens
 
     def _take(self, update: SequenceUpdate):
         key = update.request_id, update.index
@@ -180,6 +196,37 @@ def test_n_sequences_are_exact_at_every_edge(prompt_len, max_num_seqs):
     bench.add("a", prompt_len=prompt_len, n=4, max_tokens=6)
     bench.add("b", prompt_len=prompt_len, n=2, max_tokens=6)
     bench.drain()
+    bench.assert_all_exact()
+
+
+def test_siblings_without_room_run_before_later_requests():
+    bench = Bench(max_num_seqs=1)
+    bench.add("a", n=3, max_tokens=4)
+    bench.add("b", max_tokens=4)
+    bench.drain()
+    assert list(bench.finish_reasons) == [("a", 0), ("a", 1), ("a", 2), ("b", 0)]
+    bench.assert_all_exact()
+
+
+def test_a_newcomer_leaves_a_block_for_each_running_sequence():
+    bench = Bench(num_blocks=4, block_size=4)
+    bench.add("running", prompt_len=7, max_tokens=3)
+    bench.step()
+    bench.add("newcomer", prompt_len=7, max_tokens=1)
+    assert len(bench.step().rows) == 1  # two blocks are free, and the decode may need one of them
+    bench.drain()
+    assert bench.scheduler.stats.num_preemptions == 0
+    bench.assert_all_exact()
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_preempted_row_gives_its_budget_back(n):
+    # More sequences decode than the budget has tokens, and one that has its row already gives way.
+    bench = Bench(num_blocks=4, block_size=4, max_num_batched_tokens=3)
+    bench.add("a", prompt_len=1, max_tokens=8)
+    bench.add("b", prompt_len=7, max_tokens=8, n=n)
+    bench.drain()  # each step checks that nobody is passed over while budget is left
+    assert bench.scheduler.stats.num_preemptions > 0
     bench.assert_all_exact()
 
 
