@@ -52,5 +52,12 @@ def available_host_bytes() -> int:
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, max(0, int(text) - int(used.read_text())))
+        in_use = int(used.read_text()) - _reclaimable_bytes()
+        available = min(available, max(0, int(text) - in_use))
     return available
+
+
+def _reclaimable_bytes() -> int:
+    """File pages that count as used and are dropped when memory is needed: mostly the mapped weights."""
+    statistics = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+    return int(statistics["active_file"]) + int(statistics["inactive_file"])

@@ -80,9 +80,7 @@ class ModelRunner:
         if not output.block_copies:
             return
         pairs = [(copy.src, copy.dst) for copy in output.block_copies]
-        block_copies = self._to_device(np.array(pairs, dtype=np.int64))
-        for kv_layer in self._kv_cache.layers:
-            self._backend.copy_blocks(kv_layer, block_copies)
+        self._kv_cache.copy_blocks(self._to_device(np.array(pairs, dtype=np.int64)))
 
     def _take_rows(self, output: SchedulerOutput) -> _Step:
         rows = np.array([self._table.take(row) for row in output.rows], dtype=np.int64)

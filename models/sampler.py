@@ -72,7 +72,7 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> torch.Tensor:
 def token_logprobs(
     logits: torch.Tensor,  # [num_rows, vocab_size] float32
     token_ids: torch.Tensor,  # [num_rows] int64
-    num_top: int,
+    num_top: int,  # as many as the vocabulary has, at most
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log-probabilities under the plain softmax, whatever the sampling parameters.
 
@@ -80,7 +80,7 @@ def token_logprobs(
         Those of `token_ids`, [num_rows]; the `num_top` best token ids, [num_rows, num_top]; and theirs, best first.
     """
     logprobs = torch.log_softmax(logits, dim=-1)
-    top_logprobs, top_ids = logprobs.topk(num_top, dim=-1)
+    top_logprobs, top_ids = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
     return logprobs.gather(-1, token_ids[:, None]).squeeze(-1), top_ids, top_logprobs
 
 

@@ -17,3 +17,15 @@ class KVCache:
         # One block's keys and values lie side by side, the unit that copies and transfers move.
         self._data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
         self.layers = [KVLayer(key=layer[:, 0], value=layer[:, 1]) for layer in self._data]
+
+    def copy_blocks(self, block_copies: torch.Tensor) -> None:
+        """Copy whole blocks in every layer (copy-on-write), as if all were read before any is written.
+
+        A block may be the source of one pair and the destination of another: its last other reader was preempted
+        in this step, and it was handed out again.
+
+        Args:
+            block_copies: [num_copies, 2] int64, source and destination block ids; no destination stands twice.
+        """
+        src, dst = block_copies.unbind(dim=1)
+        self._data[:, dst] = self._data[:, src]

@@ -19,6 +19,7 @@ from models.runner import ModelRunner
 from paged_cache.kv_cache import KVCache
 from paged_cache.manager import BlockManager
 from paged_cache.spec import KVCacheSpec
+from scheduler.admission import RequestRefused
 from scheduler.config import SchedulerConfig
 from scheduler.output import NewRow, SchedulerOutput, SequenceUpdate
 from scheduler.request import Request
@@ -55,7 +56,18 @@ class Engine:
         return EngineStats(**asdict(self._scheduler.stats), num_integrity_failures=self._num_integrity_failures)
 
     def submit(self, message: Submit) -> None:
-        """Queue a request. Raises RequestRefused."""
+        """Queue a request.
+
+        Raises:
+            RequestRefused: also for a token id without an embedding, which would end the engine in its next step.
+        """
+        if (
+            not 0
+            <= min(message.prompt_token_ids, default=0)
+            <= max(message.prompt_token_ids, default=0)
+            < self.info.vocab_size
+        ):
+            raise RequestRefused(f"A token id of the prompt is not below {self.info.vocab_size}.", "prompt")
         self._scheduler.add(
             Request(message.request_id, tuple(message.prompt_token_ids), message.params, message.arrival_time)
         )

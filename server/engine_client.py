@@ -10,12 +10,14 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 from scheduler.output import SequenceUpdate
 from server.config import EngineConfig, engine_environment
 from server.ipc import MessageCodec
 from server.messages import (
     Abort,
+    EdgeMessage,
     EngineFailure,
     EngineInfo,
     EngineMessage,
@@ -31,6 +33,7 @@ logger = logging.getLogger("octavo.engine_client")
 _FIRST_RESTART_DELAY = 0.5  # seconds; doubles with each failed start
 _MAX_FAILED_STARTS = 5
 _EXIT_SECONDS = 5.0  # for a process that was asked to end
+_STALLS_UNTIL_DEAD = 4  # stall timeouts of silence after which a hung engine is killed; it speaks even when idle
 
 
 class EngineStartError(RuntimeError):
@@ -185,12 +188,14 @@ class EngineClient:
         """
         if self.draining:
             raise EngineUnavailable("The server is shutting down.")
-        if not self._serving or self._writer is None:
+        if not self._serving:
             raise EngineUnavailable("The engine is starting.")
+        if not self.ready:
+            raise EngineUnavailable("The engine does not answer.")
         assert message.request_id not in self._streams, f"request id {message.request_id} is in use"
+        self._send(message)
         stream = self._streams[message.request_id] = UpdateStream(message.params.n)
         self._idle.clear()
-        self._writer.write(self._codec.encode(message))
         return stream
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -201,21 +206,25 @@ class EngineClient:
         stream.close(index)
         if not stream.is_open:
             self._forget(request_id)
-        if self._writer is not None:
-            self._writer.write(self._codec.encode(Abort(request_id, index)))
+        with suppress(EngineUnavailable):  # what died has nothing left to abort
+            self._send(Abort(request_id, index))
 
     # --- the process ---
 
+    def _send(self, message: EdgeMessage | EngineConfig) -> None:
+        if self._writer is None or self._writer.is_closing():
+            raise EngineUnavailable("The engine died a moment ago and is being restarted.")
+        self._writer.write(self._codec.encode(message))
+
     async def _start_process(self) -> EngineInfo:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "server.engine_process", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                env=engine_environment(),
-            )
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(self._codec.encode(self._config))
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._process = await _spawn(theirs)
+            self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        except OSError as error:  # no descriptors, no memory: it may pass
+            raise EngineStartError(f"The engine process could not be started: {error}.") from error
+        self._send(self._config)
         while True:
             match await self._codec.receive_async(self._reader):
                 case LoadProgress() as progress:
@@ -230,10 +239,18 @@ class EngineClient:
                     await self._end_process()
                     raise EngineRefusedSettings(message)
                 case _:
-                    await self._process.wait()
+                    await self._end_process()
                     raise EngineStartError(f"The engine process ended while it was starting ({self._exit_status()}).")
 
     async def _supervise(self) -> None:
+        try:
+            await self._look_after_process()
+        except Exception:
+            logger.exception("The engine can no longer be looked after.")
+            self._lose_engine("The engine was lost.")
+            self.failed.set()
+
+    async def _look_after_process(self) -> None:
         while True:
             await self._receive_updates()
             num_open = len(self._streams)
@@ -266,8 +283,7 @@ class EngineClient:
 
     async def _receive_updates(self) -> None:
         """Hand out updates until the process is gone."""
-        assert self._reader is not None
-        while (message := await self._codec.receive_async(self._reader)) is not None:
+        while (message := await self._next_message()) is not None:
             self._last_heard = time.monotonic()
             match message:
                 case StepUpdates():
@@ -278,6 +294,19 @@ class EngineClient:
                     if message.request_id in self._streams:
                         self._streams[message.request_id].fail(RequestRejected(message.message, message.param))
                         self._forget(message.request_id)
+
+    async def _next_message(self) -> object | None:
+        """What the engine says next; None when its process is gone, or was killed because it said nothing for long."""
+        assert self._reader is not None
+        assert self._process is not None
+        patience = self._stall_timeout * _STALLS_UNTIL_DEAD
+        try:
+            async with asyncio.timeout(patience):
+                return await self._codec.receive_async(self._reader)
+        except TimeoutError:
+            logger.error("The engine has said nothing for %.0f s and is killed.", patience)
+            self._process.kill()
+            return None
 
     def _deliver(self, update: SequenceUpdate) -> None:
         stream = self._streams.get(update.request_id)
@@ -314,3 +343,17 @@ class EngineClient:
     def _exit_status(self) -> str:
         code = self._process.returncode if self._process is not None else None
         return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+
+
+async def _spawn(connection: socket.socket) -> asyncio.subprocess.Process:
+    """Start the engine process with the other end of the connection. Raises OSError.
+
+    -P keeps the working directory off its import path: a server.py there must not run in our package's place. In a
+    session of its own it does not get the terminal's signals.
+    """
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "server.engine_process", str(connection.fileno())),
+        pass_fds=[connection.fileno()],
+        env=engine_environment(),
+        start_new_session=True,
+    )

@@ -61,6 +61,10 @@ class Outbox:
                 self._connection.sendall(self._codec.encode(message))
         except ConnectionError:
             return  # the edge is gone; the inbox sees it too and ends the process
+        except BaseException:
+            # An engine that cannot speak must not go on: the inbox then finds the connection closed.
+            self._connection.shutdown(socket.SHUT_RDWR)
+            raise
 
 
 class Inbox:
@@ -135,8 +139,10 @@ def _take_messages(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
 
 def main() -> None:
     """Serve the edge at the other end of the socket whose descriptor is the first argument."""
-    # Control-C reaches the whole terminal; when to stop is the edge's decision.
+    # Control-C reaches the whole terminal, and service managers signal the whole group: when to stop is the edge's
+    # decision, and closing the connection is its word.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     config = MessageCodec(EngineConfig).receive(connection)
     if not isinstance(config, EngineConfig):

@@ -48,10 +48,6 @@ class AttentionBackend(Protocol):
         """Causal attention of every query token over its own sequence's blocks."""
         ...
 
-    def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:  # [num_copies, 2] int64: src, dst
-        """Copy whole blocks within a layer (copy-on-write). No dst is the src of another pair."""
-        ...
-
 
 def select_backend(name: str, device: torch.device) -> AttentionBackend:
     """Choose the attention backend, once at start.

@@ -7,7 +7,6 @@ import ctypes
 
 import torch
 
-from kernels.attention.block_ops import copy_blocks
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
 from kernels.cpu.library import (
     ELEMENT_TYPES,
@@ -127,10 +126,6 @@ class CpuBackend:
         )
         check_status(self._library.octavo_attend(ctypes.byref(args)))
         return out
-
-    def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:  # [num_copies, 2] int64: src, dst
-        """Copy whole blocks within a layer (copy-on-write)."""
-        copy_blocks(kv_layer, block_copies)
 
 
 def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:

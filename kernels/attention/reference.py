@@ -47,12 +47,6 @@ class ReferenceBackend:
                 out[token] = _attend_token(query[token].double(), keys, values, params).to(query.dtype)
         return out
 
-    def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:  # [num_copies, 2] int64: src, dst
-        """Copy whole blocks within a layer (copy-on-write)."""
-        for src, dst in block_copies.tolist():
-            kv_layer.key[dst] = kv_layer.key[src]
-            kv_layer.value[dst] = kv_layer.value[src]
-
 
 def _gather(
     kv_layer: KVLayer, block_table: torch.Tensor, first: int, last: int

@@ -5,7 +5,6 @@ Gathers one row's blocks at a time, only those that its queries see, and never t
 
 import torch
 
-from kernels.attention.block_ops import copy_blocks, scatter_kv
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
 
 MAX_QUERY_TOKENS = 128  # per product: bounds the scores held at once
@@ -24,7 +23,7 @@ class TorchBackend:
         metadata: AttentionMetadata,
     ) -> None:
         """Scatter this step's keys and values to `metadata.slot_mapping`; slot -1 writes nothing."""
-        scatter_kv(key, value, kv_layer, metadata.slot_mapping)
+        _scatter_kv(key, value, kv_layer, metadata.slot_mapping)
 
     def attend(
         self,
@@ -47,10 +46,6 @@ class TorchBackend:
                     query[first:last], kv_layer, metadata.block_tables[row], position, params
                 )
         return out
-
-    def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:  # [num_copies, 2] int64: src, dst
-        """Copy whole blocks within a layer (copy-on-write)."""
-        copy_blocks(kv_layer, block_copies)
 
 
 def _attend_tokens(
@@ -105,3 +100,19 @@ def _visible(
     if params.sliding_window is not None:
         visible &= key_positions > query_positions - params.sliding_window
     return visible
+
+
+def _scatter_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
+    """Write each token's key and value to its slot, converted to the cache's dtype; slot -1 writes nothing.
+
+    Args:
+        key: [num_tokens, num_kv_heads, head_dim].
+        value: [num_tokens, num_kv_heads, head_dim].
+        kv_layer: the layer written to.
+        slot_mapping: [num_tokens] int64.
+    """
+    written = slot_mapping >= 0
+    slots = slot_mapping[written]
+    block_ids, offsets = slots // kv_layer.block_size, slots % kv_layer.block_size
+    kv_layer.key[block_ids, :, offsets] = key[written].to(kv_layer.key.dtype)
+    kv_layer.value[block_ids, :, offsets] = value[written].to(kv_layer.value.dtype)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kernels.attention.block_ops import copy_blocks
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
 from kernels.attention.planner import TileSize, plan_work
 from kernels.attention.triton_kernels import attend_kernel, merge_kernel, write_kv_kernel
@@ -125,10 +124,6 @@ class TritonBackend:
         if len(plan.merges):
             _launch_merge(plan.merges, shape, partials, out)
         return out
-
-    def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:  # [num_copies, 2] int64: src, dst
-        """Copy whole blocks within a layer (copy-on-write)."""
-        copy_blocks(kv_layer, block_copies)
 
     def _plan(
         self, metadata: AttentionMetadata, shape: _HeadShape, sliding_window: int | None, num_tokens: int

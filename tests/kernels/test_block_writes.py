@@ -1,10 +1,10 @@
-"""`write_kv` and `copy_blocks` of every backend: the right slots, nothing else, any layout of the inputs."""
+"""`write_kv` of every backend: the right slots, nothing else, any layout of the inputs."""
 
 import pytest
 import torch
 
 from kernels.attention.backend import AttentionBackend
-from kernels.attention.metadata import AttentionMetadata, KVLayer
+from kernels.attention.metadata import AttentionMetadata
 from tests.kernels.conftest import IS_INTERPRETING
 from tests.kernels.paged_batches import Shape, make_kv_layer
 
@@ -85,14 +85,3 @@ def test_write_of_nothing(every_backend: AttentionBackend, slots: list[int]) -> 
     every_backend.write_kv(rows, rows, kv_layer, metadata_with_slots(slots))
     assert kv_layer.key.isnan().all()
     assert kv_layer.value.isnan().all()
-
-
-@pytest.mark.parametrize("pairs", [[], [(2, 5)], [(0, 8), (0, 3), (7, 1)]], ids=str)
-def test_copy_blocks(every_backend: AttentionBackend, pairs: list[tuple[int, int]]) -> None:
-    data = torch.randn(NUM_BLOCKS, 2, 3, 16, 20)
-    kv_layer = KVLayer(key=data[:, 0], value=data[:, 1])
-    expected = data.clone()
-    for src, dst in pairs:
-        expected[dst] = data[src]
-    every_backend.copy_blocks(kv_layer, torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2))
-    assert torch.equal(data, expected)

@@ -53,9 +53,6 @@ class GatherBackend:
             out[tokens] = (weights @ values).transpose(0, 1).to(query.dtype)
         return out
 
-    def copy_blocks(self, kv_layer: KVLayer, block_copies: torch.Tensor) -> None:
-        raise NotImplementedError
-
 
 def run_paged(
     decoder: Decoder, prompts: Sequence[Sequence[int]], chunk_sizes: Sequence[int], num_last: int = 1_000_000

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.sampling_params import SamplingParams
+from server import engine_client
 from server.config import EngineConfig
 from server.engine_client import EngineClient, EngineDied, EngineStartError, EngineUnavailable, RequestRejected
 from server.messages import Submit
@@ -116,6 +117,66 @@ async def test_a_silent_engine_is_not_ready_and_is_again_when_it_speaks(client):
     await until(lambda: not client.ready)
     os.kill(client.process_id, signal.SIGCONT)
     await until(lambda: client.ready)
+
+
+async def test_a_hung_engine_is_killed_and_replaced(config):
+    client = EngineClient(config, stall_timeout=1.5)
+    await client.start()
+    hung = client.process_id
+    stream = submit(client, max_tokens=200)
+    os.kill(hung, signal.SIGSTOP)
+    with pytest.raises(EngineDied):
+        await asyncio.wait_for(tokens_of(stream), timeout=20)
+    await until(lambda: client.ready)
+    assert client.process_id != hung
+    await client.stop(timeout=0)
+
+
+async def test_a_restart_that_finds_no_resources_is_tried_again(client, monkeypatch):
+    spawn = engine_client._spawn
+    attempts = []
+
+    async def spawn_at_the_third_attempt(connection):
+        attempts.append(connection)
+        if len(attempts) < 3:
+            raise OSError(24, "Too many open files")
+        return await spawn(connection)
+
+    monkeypatch.setattr(engine_client, "_spawn", spawn_at_the_third_attempt)
+    os.kill(client.process_id, signal.SIGKILL)
+    await until(lambda: len(attempts) == 3 and client.ready)
+    assert len((await tokens_of(submit(client)))[0]) == 8
+
+
+async def test_an_engine_that_cannot_be_started_again_is_given_up(client, monkeypatch):
+    async def no_process(connection):
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(engine_client, "_spawn", no_process)
+    os.kill(client.process_id, signal.SIGKILL)
+    await asyncio.wait_for(client.failed.wait(), timeout=10)
+    assert not client.ready
+
+
+async def test_files_in_the_working_directory_are_not_run(config, tmp_path, monkeypatch):
+    (tmp_path / "server.py").write_text("raise SystemExit('the wrong server')")
+    monkeypatch.chdir(tmp_path)
+    client = EngineClient(config)
+    await client.start()
+    await client.stop(timeout=0)
+
+
+async def test_a_token_without_an_embedding_is_rejected_and_ends_nobody_else(client):
+    other = submit(client, "other", max_tokens=50)
+    with pytest.raises(RequestRejected, match="not below 211"):
+        await tokens_of(submit(client, prompt=(5, 211)))
+    assert len((await tokens_of(other))[0]) == 50
+
+
+async def test_sigterm_to_the_engine_itself_does_not_cut_answers_short(client):
+    stream = submit(client, max_tokens=100)
+    os.kill(client.process_id, signal.SIGTERM)
+    assert len((await tokens_of(stream))[0]) == 100
 
 
 async def test_draining_lets_open_requests_finish_and_takes_no_new_ones(config):
