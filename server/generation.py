@@ -15,8 +15,9 @@ from server.detokenizer import Detokenizer
 from server.engine_client import EngineClient, UpdateStream
 from server.messages import Submit
 from server.metrics import SequenceRecord, ServerMetrics
+from server.off_loop import off_loop_if_large
 from server.preparation import PreparedPrompt, PreparedRequest
-from server.scored_tokens import ScoredToken, score_token
+from server.scored_tokens import ScoredToken, score_prompt, score_token
 from server.tokenizer import Tokenizer
 
 
@@ -63,10 +64,11 @@ class Generation:
         self._metrics = metrics
         self._arrival = arrival
         self._engine_ids = [f"{request_id}-{position}" for position in range(len(request.prompts))]
+        echoes = [_Echo(prompt, request.logprobs, tokenizer) for prompt in request.prompts]
         # Choices stand in the order of OpenAI: all answers to the first prompt, then those to the second.
         self._choices = [
-            _Choice(index, prompt, request, tokenizer, arrival)
-            for index, prompt in enumerate(prompt for prompt in request.prompts for _ in range(request.n))
+            _Choice(index, echo, request, tokenizer, arrival)
+            for index, echo in enumerate(echo for echo in echoes for _ in range(request.n))
         ]
         self._num_submitted = 0
 
@@ -93,7 +95,7 @@ class Generation:
         try:
             async with aclosing(_merge(self._submit())) as updates:
                 async for position, update in updates:
-                    delta = self._take(position, update)
+                    delta = await self._take(position, update)
                     if delta is not None:
                         yield delta
         except Exception:
@@ -123,16 +125,13 @@ class Generation:
             self._metrics.observe_n(self._request.n)
         return streams
 
-    def _take(self, position: int, update: SequenceUpdate) -> ChoiceDelta | None:
-        first = position * self._request.n
-        if update.prompt_logprobs:
-            for sibling in self._choices[first : first + self._request.n]:
-                sibling.prompt_scores += update.prompt_logprobs
-        choice = self._choices[first + update.index]
+    async def _take(self, position: int, update: SequenceUpdate) -> ChoiceDelta | None:
+        choice = self._choices[position * self._request.n + update.index]
         if choice.finish_reason is not None:
             return None  # it met a stop string, and this update was on its way already
         if update.finish_reason == "error":
             raise SequenceFailed(f"sequence {update.index} of {update.request_id} failed in the engine")
+        await choice.echo.take(update)
         self._observe_tokens(choice, update)
         delta = choice.take(update)
         if choice.finish_reason is not None:
@@ -159,9 +158,9 @@ class Generation:
         self._metrics.observe_end(
             SequenceRecord(
                 finish_reason=reason,
-                num_prompt_tokens=len(choice.prompt.token_ids),
+                num_prompt_tokens=len(choice.echo.prompt.token_ids),
                 num_generation_tokens=choice.num_tokens,
-                max_tokens=choice.prompt.params.max_tokens,
+                max_tokens=choice.echo.prompt.params.max_tokens,
                 latency=time.perf_counter() - self._arrival,
                 decode_time=decode_time,
             )
@@ -175,14 +174,35 @@ class Generation:
                 self._observe_end(choice, reason)
 
 
+class _Echo:
+    """What stands before all answers to one prompt: nothing, or the prompt itself, put together once for all."""
+
+    def __init__(self, prompt: PreparedPrompt, logprobs: int | None, tokenizer: Tokenizer) -> None:
+        self.prompt = prompt
+        self.text = prompt.echo or ""
+        self.tokens: tuple[ScoredToken, ...] = ()  # complete before the first answer begins
+        self._is_due = prompt.echo is not None and logprobs is not None
+        self._num_logprobs = len(prompt.token_ids) * (1 + (logprobs or 0))
+        self._scores: list[TokenLogprobs] = []  # of prompt tokens 1.., as far as they came
+        self._tokenizer = tokenizer
+
+    async def take(self, update: SequenceUpdate) -> None:
+        """Collect the prompt's scores; put its tokens together when an answer begins."""
+        self._scores += update.prompt_logprobs
+        if self._is_due and (update.token_ids or update.finish_reason is not None):
+            self._is_due = False
+            self.tokens = await off_loop_if_large(self._num_logprobs, self._score)
+            self._scores = []
+
+    def _score(self) -> tuple[ScoredToken, ...]:
+        return score_prompt(self._tokenizer, self.prompt.token_ids, self._scores, self.text)
+
+
 class _Choice:
     """One answer in the making."""
 
-    def __init__(
-        self, index: int, prompt: PreparedPrompt, request: PreparedRequest, tokenizer: Tokenizer, arrival: float
-    ) -> None:
-        self.prompt = prompt
-        self.prompt_scores: list[TokenLogprobs] = []  # of prompt tokens 1.., as far as they came
+    def __init__(self, index: int, echo: _Echo, request: PreparedRequest, tokenizer: Tokenizer, arrival: float) -> None:
+        self.echo = echo
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.first_token_time: float | None = None
@@ -191,8 +211,7 @@ class _Choice:
         self._scored = request.logprobs is not None
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, stop=request.stop)
-        self._echo = _echoed_text(prompt, tokenizer) if request.echo else ""
-        self._echo_is_due = request.echo
+        self._begun = False
         self._text_length = 0  # code points handed out, the echo included
         self._held_tokens: list[ScoredToken] = []  # whose text the detokenizer still holds back
         self._new_token_ids: list[int] = []  # since the last delta
@@ -214,12 +233,11 @@ class _Choice:
 
     def _take_echo(self) -> str:
         """The prompt, in front of the answer's first delta."""
-        if not self._echo_is_due:
+        if self._begun:
             return ""
-        self._echo_is_due = False
-        if self._scored:
-            self._held_tokens += _scored_prompt(self.prompt, self.prompt_scores, self._echo, self._tokenizer)
-        return self._echo
+        self._begun = True
+        self._held_tokens += self.echo.tokens
+        return self.echo.text
 
     def _take_tokens(self, update: SequenceUpdate) -> str:
         visible = update.token_ids
@@ -233,7 +251,7 @@ class _Choice:
         if self._scored:
             assert len(update.logprobs) == len(update.token_ids), "tokens came without their log-probabilities"
             self._held_tokens += [
-                score_token(self._tokenizer, token_id, len(self._echo) + offset, scores)
+                score_token(self._tokenizer, token_id, len(self.echo.text) + offset, scores)
                 for token_id, offset, scores in zip(visible, step.token_offsets, update.logprobs, strict=False)
             ]
         return step.text
@@ -246,25 +264,6 @@ class _Choice:
         ready = tuple(self._held_tokens[:num_ready])
         del self._held_tokens[:num_ready]
         return ready
-
-
-def _echoed_text(prompt: PreparedPrompt, tokenizer: Tokenizer) -> str:
-    return prompt.text if prompt.text is not None else tokenizer.decode(prompt.token_ids, skip_special_tokens=True)
-
-
-def _scored_prompt(
-    prompt: PreparedPrompt, scores: Sequence[TokenLogprobs], text: str, tokenizer: Tokenizer
-) -> list[ScoredToken]:
-    """The tokens of an echoed prompt. `scores` begin with its second token: nothing comes before the first."""
-    assert len(scores) == len(prompt.token_ids) - 1, "an answer began before its prompt was scored"
-    detokenizer = Detokenizer(tokenizer)
-    step = detokenizer.push(prompt.token_ids)
-    # A tokenizer may write a space before the first word: its text is then longer than the caller's.
-    surplus = max(0, len(step.text + detokenizer.finish()) - len(text))
-    return [
-        score_token(tokenizer, token_id, min(max(0, offset - surplus), len(text)), score)
-        for token_id, offset, score in zip(prompt.token_ids, step.token_offsets, [None, *scores], strict=True)
-    ]
 
 
 async def _merge(streams: Sequence[UpdateStream]) -> AsyncGenerator[tuple[int, SequenceUpdate], None]:

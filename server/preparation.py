@@ -16,6 +16,11 @@ from server.protocol.fields import GenerationFields, parse_body
 from server.tokenizer import Tokenizer, TokenizerError
 
 _MAX_STOP_CHARS = 1 << 18  # of one request, over all its answers: each of them looks for the stop strings by itself
+# Log-probabilities of one request: those of every token that it may answer with, and of the likeliest beside it. Each
+# takes some 150 bytes and 2 µs of the edge, so this is 300 MB and a few seconds at worst. Enough for 128 whole windows
+# of 8192 tokens with echo and logprobs 1, which is how evaluations ask, and for 12 of them with logprobs 20.
+_MAX_LOGPROBS_OF_REQUEST = 1 << 21
+_MAX_SHOWN_TOKEN = 64  # characters
 _GREEDY_BELOW = 1e-5  # logits divided by less than this overflow; vLLM draws the same line
 
 
@@ -35,7 +40,7 @@ class PreparedPrompt:
     """One prompt, ready for the engine."""
 
     token_ids: tuple[int, ...]
-    text: str | None  # as the caller wrote it; None if he gave token ids
+    echo: str | None  # the prompt's text, if it shall stand before each answer
     params: SamplingParams
 
 
@@ -48,7 +53,6 @@ class PreparedRequest:
     n: int
     stop: tuple[str, ...]
     logprobs: int | None  # how many of the likeliest tokens go with each token; None: no logprobs
-    echo: bool
     stream: bool
     include_usage: bool
     return_token_ids: bool
@@ -67,10 +71,11 @@ def prepare_completion(body: bytes, model: ServedModel) -> PreparedRequest:
     prompts = []
     for prompt in request.prompt:
         token_ids = _prompt_tokens(prompt, model)
+        echo = _echoed_text(prompt, model) if request.echo else None
         max_tokens = _max_tokens(request, len(token_ids), model, "prompt", DEFAULT_MAX_TOKENS)
         params = _sampling_params(request, model, max_tokens, request.logprobs, echo=bool(request.echo))
-        prompts.append(PreparedPrompt(token_ids, prompt if isinstance(prompt, str) else None, params))
-    return _prepared(request, model, prompts, request.logprobs, echo=bool(request.echo))
+        prompts.append(PreparedPrompt(token_ids, echo, params))
+    return _prepared(request, model, prompts, request.logprobs)
 
 
 def prepare_chat(body: bytes, model: ServedModel) -> PreparedRequest:
@@ -87,29 +92,44 @@ def prepare_chat(body: bytes, model: ServedModel) -> PreparedRequest:
     token_ids = _encode(text, model, "messages", add_special_tokens=False)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = _max_tokens(request, len(token_ids), model, "messages", model.max_model_len)
-    prompt = PreparedPrompt(token_ids, text, _sampling_params(request, model, max_tokens, logprobs, echo=False))
-    return _prepared(request, model, [prompt], logprobs, echo=False)
+    prompt = PreparedPrompt(token_ids, None, _sampling_params(request, model, max_tokens, logprobs, echo=False))
+    return _prepared(request, model, [prompt], logprobs)
 
 
 def _prepared(
-    request: GenerationFields, model: ServedModel, prompts: list[PreparedPrompt], logprobs: int | None, *, echo: bool
+    request: GenerationFields, model: ServedModel, prompts: list[PreparedPrompt], logprobs: int | None
 ) -> PreparedRequest:
     n = request.n or 1
     num_answers = n * len(prompts)
     if sum(map(len, request.stop)) * num_answers > _MAX_STOP_CHARS:
         raise InvalidRequest(f"The stop strings are too long for a request for {num_answers} answers.", "stop")
+    if logprobs is not None:
+        _check_num_logprobs(prompts, n, logprobs)
     return PreparedRequest(
         model=request.model or model.names[0],
         prompts=tuple(prompts),
         n=n,
         stop=request.stop,
         logprobs=logprobs,
-        echo=echo,
         stream=bool(request.stream),
         include_usage=request.include_usage,
         return_token_ids=bool(request.return_token_ids),
         ignored_fields=tuple(request.ignored_fields()),
     )
+
+
+def _check_num_logprobs(prompts: list[PreparedPrompt], n: int, logprobs: int) -> None:
+    num_tokens = n * sum(
+        prompt.params.max_tokens + (0 if prompt.echo is None else len(prompt.token_ids)) for prompt in prompts
+    )
+    num_logprobs = num_tokens * (logprobs + 1)
+    if num_logprobs > _MAX_LOGPROBS_OF_REQUEST:
+        raise InvalidRequest(
+            f"The answer may have {num_tokens} tokens and {num_logprobs} log-probabilities, of which one "
+            f"request gets at most {_MAX_LOGPROBS_OF_REQUEST}. Ask for fewer logprobs (in a chat: top_logprobs), a "
+            "smaller max_tokens, fewer answers (n), or fewer prompts, or leave out echo.",
+            "logprobs",
+        )
 
 
 def _check_common(request: GenerationFields, model: ServedModel) -> None:
@@ -119,12 +139,15 @@ def _check_common(request: GenerationFields, model: ServedModel) -> None:
 
 
 def _check_token_ids(token_ids: tuple[int, ...], param: str, model: ServedModel) -> None:
-    if not token_ids:
-        return
-    for extreme in (min(token_ids), max(token_ids)):
-        if not 0 <= extreme < model.vocab_size:
-            shown = str(extreme)[:20]
-            raise InvalidRequest(f"{param} has the token id {shown}; ids go from 0 to {model.vocab_size - 1}.", param)
+    unknown = _id_without_embedding(token_ids, model)
+    if unknown is not None:
+        shown = str(unknown)[:20]
+        raise InvalidRequest(f"{param} has the token id {shown}; ids go from 0 to {model.vocab_size - 1}.", param)
+
+
+def _id_without_embedding(token_ids: tuple[int, ...], model: ServedModel) -> int | None:
+    extremes = (min(token_ids), max(token_ids)) if token_ids else ()
+    return next((extreme for extreme in extremes if not 0 <= extreme < model.vocab_size), None)
 
 
 def _prompt_tokens(prompt: PromptField, model: ServedModel) -> tuple[int, ...]:
@@ -145,7 +168,16 @@ def _encode(text: str, model: ServedModel, param: str, *, add_special_tokens: bo
     if not token_ids:
         raise InvalidRequest(f"{param} has no tokens.", param)
     _check_window(len(token_ids), model, param)
+    # Special tokens for what a model was not trained to read, such as images, may lie past its embeddings.
+    unknown = _id_without_embedding(token_ids, model)
+    if unknown is not None:
+        shown = model.tokenizer.token_text(unknown)[:_MAX_SHOWN_TOKEN]
+        raise InvalidRequest(f"{param} contains a token, {shown!r}, that the model has no embedding for.", param)
     return token_ids
+
+
+def _echoed_text(prompt: PromptField, model: ServedModel) -> str:
+    return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt, skip_special_tokens=True)
 
 
 def _check_window(num_tokens: int, model: ServedModel, param: str, qualifier: str = "") -> None:

@@ -42,25 +42,25 @@ class Completion(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
-    choices: list[CompletionChoice]
+    choices: list[CompletionChoice] | list[msgspec.Raw]
     object: str = "text_completion"
     usage: Usage | UnsetType | None = UNSET
 
 
-class ChatLogprob(msgspec.Struct, frozen=True):
+class ChatLogprob(msgspec.Struct, frozen=True, gc=False):  # no cycles, and there may be millions
     """A token that could have come, and how likely it was."""
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: tuple[int, ...]
 
 
-class ChatTokenLogprob(msgspec.Struct, frozen=True):
+class ChatTokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """A token that came, and the likeliest ones at its place."""
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: tuple[int, ...]
     top_logprobs: list[ChatLogprob]
 
 
@@ -95,7 +95,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
-    choices: list[ChatChoice]
+    choices: list[msgspec.Raw]  # each a ChatChoice
     usage: Usage
     object: str = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -143,3 +143,8 @@ class ModelList(msgspec.Struct, frozen=True):
 def to_json(body: Any) -> bytes:  # noqa: ANN401
     """Encode a body."""
     return msgspec.json.encode(body)
+
+
+def to_raw(part: msgspec.Struct) -> msgspec.Raw:
+    """Encode a part of a body by itself: other threads run between two parts, and stand still while one is encoded."""
+    return msgspec.Raw(msgspec.json.encode(part))

@@ -29,8 +29,8 @@ def chat_logprobs(tokens: Sequence[ScoredToken]) -> ChatLogprobs:
     content = []
     for token in tokens:
         assert token.logprob is not None, "only an echoed prompt has a token without a score"
-        top = [ChatLogprob(other.text, other.logprob, list(other.raw)) for other in token.top]
-        content.append(ChatTokenLogprob(token.text, token.logprob, list(token.raw), top))
+        top = [ChatLogprob(other.text, other.logprob, tuple(other.raw)) for other in token.top]
+        content.append(ChatTokenLogprob(token.text, token.logprob, tuple(token.raw), top))
     return ChatLogprobs(content)
 
 

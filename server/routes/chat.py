@@ -18,6 +18,7 @@ from server.protocol.responses import (
     ChatLogprobs,
     ChatMessage,
     Usage,
+    to_raw,
 )
 from server.protocol.shaping import chat_logprobs, finish_reason
 from server.routes.generating import Head, answer
@@ -35,12 +36,14 @@ class ChatShape:
     def whole(self, request: PreparedRequest, results: list[ChoiceResult], head: Head, counts: Usage) -> ChatCompletion:
         """All choices at once."""
         choices = [
-            ChatChoice(
-                index,
-                ChatMessage("assistant", result.text, None),
-                _logprobs(request, result.tokens),
-                finish_reason(result.finish_reason),
-                _token_ids(request, result.token_ids),
+            to_raw(
+                ChatChoice(
+                    index,
+                    ChatMessage("assistant", result.text, None),
+                    _logprobs(request, result.tokens),
+                    finish_reason(result.finish_reason),
+                    _token_ids(request, result.token_ids),
+                )
             )
             for index, result in enumerate(results)
         ]

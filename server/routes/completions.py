@@ -8,7 +8,7 @@ from server.edge import CurrentEdge
 from server.generation import ChoiceDelta, ChoiceResult
 from server.preparation import PreparedRequest, prepare_completion
 from server.protocol.completions import CompletionRequest
-from server.protocol.responses import Completion, CompletionChoice, Usage
+from server.protocol.responses import Completion, CompletionChoice, Usage, to_raw
 from server.protocol.shaping import completion_logprobs, finish_reason
 from server.routes.generating import Head, answer
 from server.routes.openapi import body_of
@@ -23,7 +23,7 @@ class CompletionShape:
 
     def whole(self, request: PreparedRequest, results: list[ChoiceResult], head: Head, counts: Usage) -> Completion:
         """All choices at once."""
-        choices = [_choice(request, index, result, first=True) for index, result in enumerate(results)]
+        choices = [to_raw(_choice(request, index, result, first=True)) for index, result in enumerate(results)]
         return Completion(head.id, head.created, head.model, choices, usage=counts)
 
     def chunk(self, request: PreparedRequest, delta: ChoiceDelta, head: Head, *, first: bool) -> Completion:

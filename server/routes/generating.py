@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -21,6 +22,7 @@ from server.error_responses import as_api_error
 from server.errors import BodyTooLarge
 from server.event_stream import EventStream
 from server.generation import ChoiceDelta, ChoiceResult, Generation
+from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest, ServedModel
 from server.protocol.responses import Usage, to_json
 from server.protocol.shaping import usage
@@ -78,7 +80,9 @@ async def _answer(
     if not prepared.stream:
         results = await generation.result()
         counts = usage(generation.num_prompt_tokens, generation.num_completion_tokens)
-        content = to_json(shape.whole(prepared, results, head, counts))
+        num_repeated = prepared.n * generation.num_prompt_tokens if prepared.return_token_ids else 0
+        num_values = num_repeated + sum(_num_values(prepared, result) for result in results)
+        content = await _written(num_values, partial(shape.whole, prepared, results, head, counts))
         return Response(content, headers=dict(headers), media_type="application/json")
     events = _events(prepared, generation, head, shape)
     # The first event decides on the status: a request that the engine refuses is answered with 400, not with a stream.
@@ -92,9 +96,10 @@ async def _events(
     async with aclosing(generation.deltas()) as deltas:
         try:
             async for delta in deltas:
-                chunk = shape.chunk(prepared, delta, head, first=delta.index not in begun)
+                chunk = partial(shape.chunk, prepared, delta, head, first=delta.index not in begun)
+                content = await _written(_num_values(prepared, delta), chunk)
                 begun.add(delta.index)
-                yield to_json(chunk)
+                yield content
         except Exception as error:
             if not begun:
                 raise
@@ -104,6 +109,15 @@ async def _events(
         counts = usage(generation.num_prompt_tokens, generation.num_completion_tokens)
         yield to_json(shape.usage_chunk(head, counts))
     yield _DONE
+
+
+def _num_values(request: PreparedRequest, part: ChoiceDelta | ChoiceResult) -> int:
+    """How much there is to write of a choice: token ids and log-probabilities."""
+    return len(part.token_ids) + len(part.tokens) * (1 + (request.logprobs or 0))
+
+
+async def _written(num_values: int, body: Callable[[], msgspec.Struct]) -> bytes:
+    return await off_loop_if_large(num_values, lambda: to_json(body()))
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

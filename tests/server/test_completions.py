@@ -1,6 +1,7 @@
 """`/v1/completions` against a scripted engine: shapes, counts, logprobs, echo, and streams that equal whole answers."""
 
 import json
+import threading
 
 import httpx
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from openai.types import Completion
 
 from scheduler.sampling_params import SamplingParams
+from server import generation as generation_module
 from server.generation import Generation
 from server.metrics import ServerMetrics
 from server.preparation import PreparedPrompt, PreparedRequest
+from server.routes import generating
 from server.scored_tokens import ScoredToken
 from tests.data_files import emoji, mgsm_prompts, naughty_strings
 from tests.server.doubles import EOS, FakeEngine, byte_tokenizer, client_of, make_app, says
@@ -193,6 +196,46 @@ async def test_echo_stands_before_every_choice(streamed):
     assert [choice["logprobs"]["token_logprobs"][:2] for choice in choices] == [[None, -0.5]] * 4
 
 
+@pytest.mark.parametrize(("length", "is_large"), [(5, False), (200, True)])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_echoed_prompt_is_scored_once_and_off_the_loop_if_large(monkeypatch, streamed, length, is_large):
+    scoring, writing = (
+        _watch(monkeypatch, generation_module, "score_prompt"),
+        _watch(monkeypatch, generating, "to_json"),
+    )
+    body = {"prompt": ["a" * length, "b" * length], "n": 3, "echo": True, "logprobs": 20, "max_tokens": 2}
+    if streamed:
+        choices = fold(await stream(FakeEngine(says("xyz")), **body))
+    else:
+        choices = (await complete(FakeEngine(says("xyz")), **body))["choices"]
+    assert [choice["text"] for choice in choices] == ["a" * length + "xy"] * 3 + ["b" * length + "xy"] * 3
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[*range(length + 2)]] * 6
+    assert len(scoring) == 2
+    assert {thread is threading.main_thread() for thread in scoring} == {not is_large}
+    assert (set(writing) != {threading.main_thread()}) == is_large
+
+
+def _watch(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[threading.Thread]:
+    """The threads in which a function of a module is called."""
+    threads: list[threading.Thread] = []
+    function = getattr(module, name)
+
+    def watched(*args: object) -> object:
+        threads.append(threading.current_thread())
+        return function(*args)
+
+    monkeypatch.setattr(module, name, watched)
+    return threads
+
+
+@pytest.mark.parametrize("length", [3, 200])
+async def test_stream_of_an_echo_equals_the_whole_answer(length):
+    body = {"prompt": ["\u00e9" * (length // 2), "ab"], "n": 2, "echo": True, "logprobs": 20, "max_tokens": 3}
+    whole = (await complete(FakeEngine(), **body))["choices"]
+    streamed = fold(await stream(FakeEngine(), **body))
+    assert streamed == [{name: choice[name] for name in ("text", "logprobs", "finish_reason")} for choice in whole]
+
+
 def fold(chunks: list[dict]) -> list[dict]:
     """Put a stream's chunks together, as a client would."""
     choices: dict[int, dict] = {}
@@ -295,7 +338,6 @@ def _request(stop: tuple[str, ...], max_tokens: int) -> PreparedRequest:
         n=1,
         stop=stop,
         logprobs=1,
-        echo=False,
         stream=False,
         include_usage=False,
         return_token_ids=True,

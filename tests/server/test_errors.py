@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from tests.server.doubles import FakeEngine, byte_tokenizer, client_of, make_app, says
 
@@ -362,3 +363,20 @@ async def test_special_tokens_in_a_prompt_are_special():
     engine = FakeEngine()
     await post(COMPLETIONS, json.dumps({"prompt": "<|im_start|>a"}).encode(), engine)
     assert engine.submitted[0].prompt_token_ids == byte_tokenizer().encode("<|im_start|>a") == [256, 97]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_special_token_that_the_model_has_no_embedding_for(path):
+    engine = FakeEngine()
+    engine.info = replace(engine.info, vocab_size=257)
+    app = make_app(engine, tokenizer=byte_tokenizer("{{ messages[0].content }}"))
+    async with client_of(app) as client:
+        for text, status in (("a <|im_start|> b", 200), ("a <|im_end|> b", 400)):
+            body = {"prompt": text, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+            response = await client.post(path, json=body)
+            assert response.status_code == status
+    error = response.json()["error"]
+    param = "prompt" if path == COMPLETIONS else "messages"
+    assert error["param"] == param
+    assert error["message"] == f"{param} contains a token, '<|im_end|>', that the model has no embedding for."
+    assert len(engine.submitted) == 1
