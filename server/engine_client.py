@@ -323,6 +323,7 @@ class EngineClient:
 
     def _lose_engine(self, reason: str) -> None:
         self._serving = False
+        self.stats = None  # what it last said of its load is true no more
         for request_id, stream in list(self._streams.items()):
             stream.fail(EngineDied(reason))
             self._forget(request_id)
