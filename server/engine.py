@@ -142,7 +142,6 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         num_blocks=num_blocks,
         block_size=config.block_size,
         vocab_size=model.config.vocab_size,
-        eos_token_ids=list(model.config.eos_token_ids),
         attention_backend=backend.name,
         device=str(device),
         dtype=spec.dtype,

@@ -29,7 +29,6 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
     block_size: int
     vocab_size: int
-    eos_token_ids: list[int]
     attention_backend: str
     device: str
     dtype: str

@@ -104,7 +104,7 @@ def _prepared(
     if sum(map(len, request.stop)) * num_answers > _MAX_STOP_CHARS:
         raise InvalidRequest(f"The stop strings are too long for a request for {num_answers} answers.", "stop")
     if logprobs is not None:
-        _check_num_logprobs(prompts, n, logprobs)
+        _check_num_logprobs(prompts, n, logprobs, request.wanted_tokens or 0)
     return PreparedRequest(
         model=request.model or model.names[0],
         prompts=tuple(prompts),
@@ -118,10 +118,9 @@ def _prepared(
     )
 
 
-def _check_num_logprobs(prompts: list[PreparedPrompt], n: int, logprobs: int) -> None:
-    num_tokens = n * sum(
-        prompt.params.max_tokens + (0 if prompt.echo is None else len(prompt.token_ids)) for prompt in prompts
-    )
+def _check_num_logprobs(prompts: list[PreparedPrompt], n: int, logprobs: int, wanted_tokens: int) -> None:
+    """Bound what the caller asks for; an answer that may fill the window by default comes slowly, token by token."""
+    num_tokens = n * sum(wanted_tokens + (0 if prompt.echo is None else len(prompt.token_ids)) for prompt in prompts)
     num_logprobs = num_tokens * (logprobs + 1)
     if num_logprobs > _MAX_LOGPROBS_OF_REQUEST:
         raise InvalidRequest(
@@ -222,8 +221,14 @@ def _sampling_params(
         top_p=1.0 if request.top_p is None else request.top_p,
         min_p=request.min_p or 0.0,
         seed=seed,
-        stop_token_ids=request.stop_token_ids,
+        stop_token_ids=_stop_token_ids(request, model),
         ignore_eos=bool(request.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=logprobs if echo else None,
     )
+
+
+def _stop_token_ids(request: GenerationFields, model: ServedModel) -> tuple[int, ...]:
+    """The caller's, and the tokenizer's own: a chat fine-tune often ends its turns with a token that only they know."""
+    own = () if request.ignore_eos else model.tokenizer.eos_token_ids
+    return tuple(dict.fromkeys((*request.stop_token_ids, *(i for i in own if i < model.vocab_size))))

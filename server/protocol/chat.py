@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from server.errors import InvalidRequest
-from server.protocol.fields import MAX_LOGPROBS, GenerationFields, invalid, refuse_non_neutral
+from server.protocol.fields import MAX_LOGPROBS, GenerationFields, bounded_names, invalid, refuse_non_neutral
 
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 256
@@ -23,7 +23,7 @@ def _check_content(content: object) -> object:
             raise invalid(
                 'content may only hold parts of the form {"type": "text", "text": "..."}: no images, no audio'
             )
-    return [{"type": "text", "text": part["text"]} for part in content]
+    return content
 
 
 class ChatMessage(BaseModel):
@@ -39,16 +39,24 @@ class ChatMessage(BaseModel):
     }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[dict[str, str]] | None, BeforeValidator(_check_content)] = None
+    content: Annotated[str | list[dict[str, Any]] | None, BeforeValidator(_check_content)] = None
     name: str | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it, which know no developer."""
-        message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self.content or "",
-        }
+        content = self.content or ""
+        if isinstance(content, list):
+            content = [{"type": "text", "text": part["text"]} for part in content]
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         return message if self.name is None else {**message, "name": self.name}
+
+    def ignored_fields(self) -> list[str]:
+        """Names of the fields that nobody knows, of the message and of its parts."""
+        names = [name for name in self.model_extra or {} if name not in self.neutral]
+        if isinstance(self.content, list):
+            for index, part in enumerate(self.content):
+                names += [f"content[{index}].{name}" for name in part if name not in ("type", "text")]
+        return names
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -91,3 +99,10 @@ class ChatCompletionRequest(GenerationFields):
                 raise InvalidRequest(
                     f"messages[{index}].content is required for the role {message.role}.", f"messages[{index}].content"
                 )
+
+    def ignored_fields(self) -> list[str]:
+        """Those of the request, then those of its messages."""
+        names = super().ignored_fields()
+        for index, message in enumerate(self.messages):
+            names += [f"messages[{index}].{name}" for name in message.ignored_fields()]
+        return bounded_names(names)

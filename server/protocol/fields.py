@@ -85,13 +85,20 @@ class GenerationFields(BaseModel):
         "allowed_token_ids": ([],),
         "bad_words": ([],),
         "frequency_penalty": (0,),
+        "grammar": ("",),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
         "include_stop_str_in_output": (False,),
+        "json_schema": (),
         "length_penalty": (1,),
         "logit_bias": ({},),
         "min_tokens": (0,),
         "presence_penalty": (0,),
         "priority": (0,),
         "prompt_logprobs": (),
+        "repeat_penalty": (1,),
         "repetition_penalty": (1,),
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
@@ -99,6 +106,7 @@ class GenerationFields(BaseModel):
         "spaces_between_special_tokens": (True,),
         "structured_outputs": (),
         "truncate_prompt_tokens": (),
+        "typical_p": (1,),
         "use_beam_search": (False,),
     }
 
@@ -106,7 +114,7 @@ class GenerationFields(BaseModel):
     max_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
     max_completion_tokens: int | None = Field(None, ge=0, le=_MAX_INT, description="The newer name of max_tokens.")
     temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token.")
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1, description="0: the most likely token.")
     top_k: int | None = Field(None, ge=-1, le=_MAX_INT, description="-1 or 0: off.")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=_MAX_INT)
@@ -151,7 +159,12 @@ class GenerationFields(BaseModel):
         if self.stream_options is not None:
             unknown = (self.stream_options.model_extra or {}).keys() - StreamOptions.neutral.keys()
             names += [f"stream_options.{name}" for name in sorted(unknown)]
-        return [name[:_MAX_NAMED_LENGTH] for name in names[:_MAX_NAMED_FIELDS]]
+        return bounded_names(names)
+
+
+def bounded_names(names: list[str]) -> list[str]:
+    """As many of the names, and as much of each, as a header may carry."""
+    return [name[:_MAX_NAMED_LENGTH] for name in names[:_MAX_NAMED_FIELDS]]
 
 
 def parse_body(request_type: type[Request], body: bytes) -> Request:

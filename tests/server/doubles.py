@@ -94,7 +94,6 @@ class FakeEngine:
             num_blocks=64,
             block_size=16,
             vocab_size=300,
-            eos_token_ids=[EOS],
             attention_backend="fake",
             device="cpu",
             dtype="float32",

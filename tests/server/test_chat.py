@@ -1,5 +1,7 @@
 """`/v1/chat/completions` against a scripted engine, and both routes through OpenAI's own client."""
 
+from urllib.parse import unquote
+
 import httpx2
 import openai
 import pytest
@@ -180,6 +182,15 @@ async def test_openai_client_errors():
     with pytest.raises(openai.InternalServerError) as down:
         await client.completions.create(model="byte-model", prompt="x")
     assert down.value.status_code == 503
+
+
+async def test_ignored_fields_of_messages_and_parts_are_named():
+    part = {"type": "text", "text": "a", "cache_control": {}}
+    messages = [{"role": "user", "content": "b", "mood": 1}, {"role": "user", "content": [part], "refusal": None}]
+    response = await post_chat(FakeEngine(), messages=messages, top_k=1)
+    assert response.status_code == 200, response.text
+    named = unquote(response.headers["x-octavo-ignored-fields"])
+    assert named == "messages[0].mood,messages[1].content[0].cache_control"
 
 
 async def test_return_token_ids_gives_the_ids_of_prompt_and_answer():

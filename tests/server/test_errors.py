@@ -22,8 +22,7 @@ _SEQUENCE_FIELDS = [
     ("temperature", True, "valid number"),
     ("temperature", float("nan"), "finite number"),
     ("temperature", float("inf"), "finite number"),
-    ("top_p", 0, "greater than 0"),
-    ("top_p", -1, "greater than 0"),
+    ("top_p", -0.1, "greater than or equal to 0"),
     ("top_p", 1.1, "less than or equal to 1"),
     ("top_p", float("nan"), "finite number"),
     ("top_k", -2, "greater than or equal to -1"),
@@ -58,6 +57,9 @@ _SEQUENCE_FIELDS = [
     ("response_format", {"type": "json_object"}, "not supported"),
     ("min_tokens", 1, "not supported"),
     ("use_beam_search", True, "not supported"),
+    ("guided_json", {"type": "object"}, "not supported"),
+    ("guided_choice", ["a"], "not supported"),
+    ("repeat_penalty", 1.1, "not supported"),
 ]
 _COMPLETION_FIELDS = [
     ("prompt", "", "must not be empty"),

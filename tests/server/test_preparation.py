@@ -6,7 +6,7 @@ import pytest
 
 from server.errors import InvalidRequest
 from server.preparation import ServedModel, longest_token, prepare_chat, prepare_completion
-from tests.server.doubles import byte_tokenizer
+from tests.server.doubles import EOS, byte_tokenizer
 
 _SERVED = ServedModel(("m",), byte_tokenizer(), longest_token(byte_tokenizer()), vocab_size=258, max_model_len=8192)
 
@@ -38,6 +38,22 @@ def test_most_log_probabilities_of_one_completion(body, is_taken):
 def test_most_log_probabilities_of_one_chat():
     body = {"messages": [{"role": "user", "content": "a"}], "n": 128, "logprobs": True, "top_logprobs": 20}
     with pytest.raises(InvalidRequest, match="a smaller max_tokens") as refusal:
-        prepare_chat(json.dumps(body).encode(), _SERVED)
+        prepare_chat(json.dumps({**body, "max_tokens": 781}).encode(), _SERVED)
     assert refusal.value.param == "logprobs"
     prepare_chat(json.dumps({**body, "max_tokens": 780}).encode(), _SERVED)
+    # An answer that may fill the window by default is not held against the caller.
+    prepare_chat(json.dumps(body).encode(), _SERVED)
+
+
+@pytest.mark.parametrize(
+    ("fields", "stop_token_ids"),
+    [
+        ({}, (EOS,)),
+        ({"stop_token_ids": [97, EOS]}, (97, EOS)),
+        ({"ignore_eos": True}, ()),
+        ({"ignore_eos": True, "stop_token_ids": [97]}, (97,)),
+    ],
+)
+def test_the_tokenizers_own_end_ends_an_answer(fields, stop_token_ids):
+    prepared = prepare_completion(json.dumps({"prompt": "a", **fields}).encode(), _SERVED)
+    assert prepared.prompts[0].params.stop_token_ids == stop_token_ids
