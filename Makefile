@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint clean
+.PHONY: serve test lint bench clean
 
 serve: $(VENV)/installed
 	$(BIN)/octavo serve $(ARGS)
@@ -19,6 +19,11 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict scheduler paged_cache
+
+bench: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[bench]"
+	$(BIN)/python benchmarks/kv_cache_cost.py
+	$(BIN)/python benchmarks/baseline.py
 
 # A stamp per kind of installation, so that a second run starts at once.
 $(VENV)/installed: pyproject.toml setup.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)

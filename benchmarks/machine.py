@@ -30,7 +30,7 @@ def machine_facts() -> dict[str, object]:
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "load_average_1min": round(os.getloadavg()[0], 2),
         "thread_variables": {name: value for name, value in os.environ.items() if name.startswith(_THREAD_VARIABLES)},
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": version("torch"),
         "octavo": __version__,
