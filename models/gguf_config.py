@@ -28,7 +28,7 @@ FAMILIES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwe
 
 # Control tokens that end a turn. A converter writes one end id, often that of a document; llama.cpp finds the others
 # by their text, and a chat would run on without them.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 _CONTROL_TOKEN = 3
 
 
@@ -176,7 +176,7 @@ def _eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
     kinds: Iterable[int] = file.metadata.get("tokenizer.ggml.token_type", [])
     ids += [
         i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == _CONTROL_TOKEN and token in _TURN_ENDS
+        if kind == _CONTROL_TOKEN and token in TURN_ENDS
     ]  # fmt: skip
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 

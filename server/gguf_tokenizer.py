@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 
 from models.config_reader import open_gguf
 from models.errors import ModelError
+from models.gguf_config import TURN_ENDS
 from server.pretokenizers import PRE_TOKENIZERS
 from server.tokenizer_parts import TokenizerError, TokenizerParts, add_boundary_tokens
 
@@ -24,9 +25,6 @@ _LITERAL = (_CONTROL, _UNKNOWN, _USER_DEFINED)
 
 # What chat templates call them -> the middle of their keys
 _NAMED_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-
-# End a turn whatever the file says; converters often name only one end token.
-_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>"})
 
 
 class _Metadata:
@@ -217,6 +215,6 @@ def _eos_token_ids(metadata: _Metadata) -> tuple[int, ...]:
     by_text = [
         i
         for i, (token, kind) in enumerate(zip(metadata.tokens, metadata.types, strict=True))
-        if kind == _CONTROL and token in _TURN_ENDS
+        if kind == _CONTROL and token in TURN_ENDS
     ]
     return tuple(dict.fromkeys(i for i in (*named, *by_text) if i is not None))
