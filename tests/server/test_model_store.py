@@ -324,3 +324,21 @@ def test_the_table_of_known_models_is_consistent() -> None:
         digests = [model.sha256, *(member.wheel.sha256 for member in (*model.parts, *model.notices))]
         assert all(len(bytes.fromhex(digest)) == 32 for digest in digests)
         assert model.notices
+
+
+def test_sigterm_ends_a_download_and_cleans_up(tmp_path):
+    code = (
+        "import sys, tempfile, time; from server.model_store import _ending_on_sigterm\n"
+        f"with _ending_on_sigterm(sys.exit), tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
+        "    print('downloading', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "downloading\n"
+    process.terminate()
+    assert process.wait(10) == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_no_file_system_takes_is_one_sentence(tmp_path):
+    with pytest.raises(ModelStoreError, match="cannot be looked up"):
+        model_store.resolve("a" * 5000, tmp_path)
