@@ -6,9 +6,11 @@ second signal ends all at once. Knows no routes.
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,9 +81,12 @@ class _Server(uvicorn.Server):
         self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
+        deadline = time.monotonic() + self._shutdown_timeout
         try:
             await self._engine.stop(self._shutdown_timeout)
         finally:
+            # Whoever reads slowly has the rest of the time for what is already generated.
+            self.config.timeout_graceful_shutdown = max(_CLOSE_SECONDS, math.ceil(deadline - time.monotonic()))
             self.should_exit = True
 
 
