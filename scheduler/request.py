@@ -64,6 +64,7 @@ class Request:
     params: SamplingParams
     arrival_time: float  # seconds since the epoch
     sequences: list[Sequence] = field(default_factory=list)
+    aborted_indices: set[int] = field(default_factory=set)  # of sequences that were aborted before they existed
     num_scored_tokens: int = 0  # prompt tokens whose log-probabilities have been reported
 
     @property

@@ -77,8 +77,13 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return
-        # Until the siblings exist, the first sequence stands for all of them.
-        whole = index is None or request.awaits_fork
+        if request.awaits_fork and index is not None:
+            # The first sequence still computes the prompt for all of them: the fork leaves this one out.
+            request.aborted_indices.add(index)
+            if len(request.aborted_indices) < request.params.n:
+                return
+            index = None
+        whole = index is None
         for sequence in list(request.sequences):
             if sequence.status is not SequenceStatus.FINISHED and (whole or sequence.index == index):
                 self._finish(sequence)
@@ -201,6 +206,11 @@ class Scheduler:
             self._running.append(sequence)
             if sequence.num_uncomputed_tokens == 0:  # n > 1 and a prompt of one token: nothing to share
                 self._fork_siblings(sequence)
+                if sequence.status is SequenceStatus.FINISHED:  # aborted; the first of those left takes its place
+                    heir = next((s for s in sequence.request.sequences if s in self._running), None)
+                    if heir is not None:
+                        self._schedule_running(heir, step)
+                    continue
             self._add_to_step(sequence, self._chunk_size(sequence, step.budget), allocation, step)
 
     def _add_to_step(self, sequence: Sequence, num_new: int, allocation: Allocation, step: _Step) -> None:
@@ -356,6 +366,9 @@ class Scheduler:
             else:
                 late.append(self._new_sequence(request, BlockTable(), num_computed_tokens=0))
         self._waiting.extendleft(reversed(late))
+        for forked in request.sequences:
+            if forked.index in request.aborted_indices:
+                self._finish(forked)
 
     def _leave_running(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

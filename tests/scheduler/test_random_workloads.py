@@ -58,7 +58,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         name = data.draw(st.sampled_from(sorted(self.bench.requests)))
         request = self.bench.requests[name]
-        whole = whole or request.awaits_fork
         index = data.draw(st.integers(0, request.params.n - 1))
         self.bench.scheduler.abort(name, None if whole else index)
         self.aborted.update((name, i) for i in range(request.params.n) if whole or i == index)

@@ -338,6 +338,20 @@ def test_abort_of_one_sequence_leaves_its_siblings():
     assert ("a", 1) not in bench.finish_reasons
 
 
+@pytest.mark.parametrize("prompt_len", [1, 9])
+@pytest.mark.parametrize("aborted", [(0,), (1,), (0, 2), (0, 1, 2)])
+def test_abort_of_a_sequence_before_the_fork_leaves_its_siblings(prompt_len, aborted):
+    bench = Bench(max_num_batched_tokens=4)
+    bench.add("a", prompt_len=prompt_len, n=3, max_tokens=6)
+    for index in aborted:
+        bench.scheduler.abort("a", index)
+    bench.drain()
+    left = [index for index in range(3) if index not in aborted]
+    assert sorted(bench.finish_reasons) == [("a", index) for index in left]
+    for index in left:
+        assert bench.tokens["a", index] == bench.expected("a", index)
+
+
 def test_abort_between_schedule_and_update_drops_the_result():
     bench = Bench()
     bench.add("a")
