@@ -228,8 +228,7 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 def engine_environment() -> dict[str, str]:
     """The environment of the engine process: it finds our packages, and its OpenMP threads do not spin for long.
 
-    The edge shares the engine's cores, and a thread that spins on a core another one needs holds up the whole step:
-    with one busy process beside it, a 512-token prefill took 1.93 s with libgomp's default and 1.27 s with this.
+    The edge shares the engine's cores, and a thread that spins on a core another one needs holds up the whole step.
     """
     packages = str(Path(__file__).parents[1])  # a checkout that is not installed is importable there too
     path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
