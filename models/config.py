@@ -10,7 +10,7 @@ from typing import Literal
 from models.errors import ModelError
 
 Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma3"]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh"]  # the same as kernels.model_ops.ops.Activation, which imports torch
 
 MAX_LAYERS = 1024  # beyond any model; readers refuse a damaged count before a list of that length is built
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from kernels.attention.backend import AttentionBackend
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.model_ops.ops import ModelOps
 from models.config import LayerConfig, ModelConfig
 from models.forward_batch import ForwardBatch
 from models.layers import MLP, Attention, Linear, RMSNorm, Slots, WeightSlot, frozen_parameter
@@ -19,29 +20,36 @@ from models.rope import RotaryEmbedding
 class DecoderLayer(nn.Module):
     """Attention and MLP, each around a residual; with `sandwich_norms` their outputs are normed as well."""
 
-    def __init__(self, config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device, ops: ModelOps
+    ) -> None:
         """Build with uninitialised weights."""
         super().__init__()
         params = AttentionParams(config.attention_scale, layer.sliding_window, config.attn_logit_softcap)
-        self.attention = Attention(config, params, dtype, device)
-        self.mlp = MLP(config, dtype, device)
-        self.attention_norm = _hidden_norm(config, device)
-        self.mlp_norm = _hidden_norm(config, device)
-        self.attention_output_norm = _hidden_norm(config, device) if config.sandwich_norms else nn.Identity()
-        self.mlp_output_norm = _hidden_norm(config, device) if config.sandwich_norms else nn.Identity()
+        self.attention = Attention(config, params, dtype, device, ops)
+        self.mlp = MLP(config, dtype, device, ops)
+        self.attention_norm = _hidden_norm(config, device, ops)
+        self.mlp_norm = _hidden_norm(config, device, ops)
+        self.attention_output_norm = _hidden_norm(config, device, ops) if config.sandwich_norms else nn.Identity()
+        self.mlp_output_norm = _hidden_norm(config, device, ops) if config.sandwich_norms else nn.Identity()
 
     def forward(
         self,
-        hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        angles: tuple[torch.Tensor, torch.Tensor],  # [num_tokens, 1, head_dim / 2] each
+        delta: torch.Tensor | None,  # [num_tokens, hidden_size], what the layer before adds; None = no layer before
+        residual: torch.Tensor,  # [num_tokens, hidden_size]
+        angles: tuple[torch.Tensor, torch.Tensor],  # [num_tokens, head_dim / 2] float32 each
         backend: AttentionBackend,
         kv_layer: KVLayer,
         metadata: AttentionMetadata,
-    ) -> torch.Tensor:  # [num_tokens, hidden_size]
-        """One layer."""
-        attended = self.attention(self.attention_norm(hidden), angles, backend, kv_layer, metadata)
-        hidden = hidden + self.attention_output_norm(attended)
-        return hidden + self.mlp_output_norm(self.mlp(self.mlp_norm(hidden)))
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # the delta and the residual of the next layer
+        """One layer. Its last sum is left to the next norm, which adds and norms in one pass over memory."""
+        if delta is None:
+            normed = self.attention_norm(residual)
+        else:
+            normed, residual = self.attention_norm.add(delta, residual)
+        attended = self.attention_output_norm(self.attention(normed, angles, backend, kv_layer, metadata))
+        normed, residual = self.mlp_norm.add(attended, residual)
+        return self.mlp_output_norm(self.mlp(normed)), residual
 
     def slots(self, prefix: str) -> Slots:
         """The slots of all weights of the layer. The same norm has another name where there are four."""
@@ -57,8 +65,8 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """A decoder-only transformer with uninitialised weights; `models.loader.load_model` fills them."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate the weights in `dtype` (norms in float32) on `device`."""
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: ModelOps) -> None:
+        """Allocate the weights in `dtype` (norms in float32) on `device`, to be computed with `ops`."""
         super().__init__()
         self.config = config
         self.dtype = dtype
@@ -66,10 +74,11 @@ class Decoder(nn.Module):
         self.embedding = frozen_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         # Trained with the scale in the model's own precision: sqrt(640) is 25.25 in bfloat16.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, dtype, device) for layer in config.layers)
-        self.norm = _hidden_norm(config, device)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, dtype, device, ops) for layer in config.layers)
+        self.ops = ops
+        self.norm = _hidden_norm(config, device, ops)
         tied = self.embedding if config.tie_word_embeddings else None
-        self.head = Linear(config.hidden_size, [config.vocab_size], False, dtype, device, tied)
+        self.head = Linear(config.hidden_size, [config.vocab_size], False, dtype, device, ops, tied)
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))  # one or two
         self.rotary = [RotaryEmbedding(rope, config.head_dim, device) for rope in ropes]
         self.rope_of_layer = [ropes.index(layer.rope) for layer in config.layers]
@@ -81,20 +90,21 @@ class Decoder(nn.Module):
         Returns:
             The normed hidden states, [num_tokens, hidden_size].
         """
-        hidden = functional.embedding(batch.input_ids, self.embedding)
+        residual = functional.embedding(batch.input_ids, self.embedding)
         if self.embedding_scale != 1.0:
-            hidden = hidden * self.embedding_scale
-        angles = [rotary.angles(batch.positions, self.dtype) for rotary in self.rotary]
+            residual = residual * self.embedding_scale
+        angles = [rotary.angles(batch.positions, self.ops) for rotary in self.rotary]
+        delta = None
         for layer, kv_layer, rope in zip(self.layers, kv_layers, self.rope_of_layer, strict=True):
-            hidden = layer(hidden, angles[rope], backend, kv_layer, batch.attn)
-        return self.norm(hidden)
+            delta, residual = layer(delta, residual, angles[rope], backend, kv_layer, batch.attn)
+        return self.norm.add(delta, residual)[0]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of the rows that are asked for, [num_rows, hidden_size] to [num_rows, vocab_size] float32."""
         logits = self.head(hidden).float()
         cap = self.config.final_logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits if cap is None else self.ops.soft_cap(logits, cap)
 
     def slots(self) -> Slots:
         """Every tensor that a checkpoint of this model must hold, by its Hugging Face name."""
@@ -107,5 +117,7 @@ class Decoder(nn.Module):
         return slots
 
 
-def _hidden_norm(config: ModelConfig, device: torch.device) -> RMSNorm:
-    return RMSNorm(config.hidden_size, eps=config.rms_norm_eps, offset=config.norm_weight_offset, device=device)
+def _hidden_norm(config: ModelConfig, device: torch.device, ops: ModelOps) -> RMSNorm:
+    return RMSNorm(
+        config.hidden_size, eps=config.rms_norm_eps, offset=config.norm_weight_offset, ops=ops, device=device
+    )

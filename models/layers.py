@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from kernels.attention.backend import AttentionBackend
-from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
+from kernels.model_ops.ops import ModelOps
 from models.config import ModelConfig
-from models.rope import rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,7 @@ class Linear(nn.Module):
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
+        ops: ModelOps,
         tied_weight: nn.Parameter | None = None,  # [out, in], to share instead of holding one
     ) -> None:
         """Hold one weight for projections of `out_features` each."""
@@ -58,10 +58,11 @@ class Linear(nn.Module):
             tied_weight = frozen_parameter(rows, in_features, dtype=dtype, device=device)
         self.weight = tied_weight
         self.bias = frozen_parameter(rows, dtype=dtype, device=device) if bias else None  # [out]
+        self.ops = ops
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[num_tokens, in_features] to [num_tokens, sum(out_features)]."""
-        return functional.linear(inputs, self.weight, self.bias)
+        return self.ops.linear(inputs, self.weight, self.bias)
 
     def slots(self, *names: str) -> Slots:
         """The slots of the projections, by their names without `.weight` and `.bias`."""
@@ -79,7 +80,7 @@ class Linear(nn.Module):
 class RMSNorm(nn.Module):
     """x / rms(x) * w over the last dimension, in float32 whatever the dtype of x; w stays in float32."""
 
-    def __init__(self, *shape: int, eps: float, offset: float, device: torch.device) -> None:
+    def __init__(self, *shape: int, eps: float, offset: float, ops: ModelOps, device: torch.device) -> None:
         """Norm over the last of `shape`; a second dimension is one weight vector for each head.
 
         `offset` is added to the checkpoint's weights.
@@ -88,13 +89,15 @@ class RMSNorm(nn.Module):
         self.weight = frozen_parameter(*shape, dtype=torch.float32, device=device)
         self.eps = eps
         self.offset = offset
+        self.ops = ops
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Any shape that ends in the weight's shape; the dtype is kept."""
-        size = self.weight.shape[-1]
-        if self.weight.dim() == 1:
-            return functional.rms_norm(inputs.float(), (size,), self.weight, self.eps).to(inputs.dtype)
-        return (functional.rms_norm(inputs.float(), (size,), None, self.eps) * self.weight).to(inputs.dtype)
+        """[num_tokens, hidden_size] to the same; the dtype is kept."""
+        return self.ops.rms_norm(inputs, self.weight, self.eps)
+
+    def add(self, inputs: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of inputs + residual, and that sum; all [num_tokens, hidden_size]."""
+        return self.ops.add_rms_norm(inputs, residual, self.weight, self.eps)
 
     def slots(self, name: str, rows: slice | None = None) -> Slots:
         """The slot of the weight, or of one vector broadcast to `rows` of it."""
@@ -105,39 +108,44 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Projections, head norms and rotary embedding around one call of the attention backend."""
 
-    def __init__(self, config: ModelConfig, params: AttentionParams, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, params: AttentionParams, dtype: torch.dtype, device: torch.device, ops: ModelOps
+    ) -> None:
         """Build with uninitialised weights."""
         super().__init__()
         self.params = params
         self.head_dim = config.head_dim
         self.head_split = (config.num_q_heads, config.num_kv_heads, config.num_kv_heads)
         sizes = [heads * config.head_dim for heads in self.head_split]
-        self.qkv = Linear(config.hidden_size, sizes, config.qkv_bias, dtype, device)
-        self.output = Linear(sizes[0], [config.hidden_size], config.o_bias, dtype, device)
+        self.qkv = Linear(config.hidden_size, sizes, config.qkv_bias, dtype, device, ops)
+        self.output = Linear(sizes[0], [config.hidden_size], config.o_bias, dtype, device, ops)
         self.qk_norm: RMSNorm | None = None
         if config.qk_norm:
             num_normed = config.num_q_heads + config.num_kv_heads
             self.qk_norm = RMSNorm(
-                num_normed, config.head_dim, eps=config.rms_norm_eps, offset=config.norm_weight_offset, device=device
+                num_normed,
+                config.head_dim,
+                eps=config.rms_norm_eps,
+                offset=config.norm_weight_offset,
+                ops=ops,
+                device=device,
             )
 
     def forward(
         self,
         hidden: torch.Tensor,  # [num_tokens, hidden_size]
-        angles: tuple[torch.Tensor, torch.Tensor],  # [num_tokens, 1, head_dim / 2] each
+        angles: tuple[torch.Tensor, torch.Tensor],  # [num_tokens, head_dim / 2] float32 each
         backend: AttentionBackend,
         kv_layer: KVLayer,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:  # [num_tokens, hidden_size]
         """Write this step's keys and values, then attend."""
-        num_q, num_kv, _ = self.head_split
         heads = self.qkv(hidden).unflatten(-1, (-1, self.head_dim))  # [num_tokens, num_q + 2 * num_kv, head_dim]
-        # Queries and keys go through norm and rotation as one tensor: half the number of small kernels.
-        query_key, value = heads.split((num_q + num_kv, num_kv), dim=1)
-        if self.qk_norm is not None:
-            query_key = self.qk_norm(query_key)
-        query, key = rotate(query_key, *angles).split((num_q, num_kv), dim=1)
-        backend.write_kv(key, value, kv_layer, metadata)
+        if self.qk_norm is None:
+            rotation = Rotation(*angles)
+        else:
+            rotation = Rotation(*angles, self.qk_norm.weight, self.qk_norm.eps)
+        query = backend.rotate_and_write(heads, rotation, kv_layer, metadata)
         attended = backend.attend(query, kv_layer, metadata, self.params)
         return self.output(attended.flatten(1))
 
@@ -155,19 +163,18 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: ModelOps) -> None:
         """Build with uninitialised weights."""
         super().__init__()
         size = config.intermediate_size
-        self.gate_up = Linear(config.hidden_size, [size, size], config.mlp_bias, dtype, device)
-        self.down = Linear(size, [config.hidden_size], config.mlp_bias, dtype, device)
-        self.gelu = config.activation == "gelu_tanh"
+        self.gate_up = Linear(config.hidden_size, [size, size], config.mlp_bias, dtype, device, ops)
+        self.down = Linear(size, [config.hidden_size], config.mlp_bias, dtype, device, ops)
+        self.activation = config.activation
+        self.ops = ops
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden_size] to the same."""
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        activated = functional.gelu(gate, approximate="tanh") if self.gelu else functional.silu(gate)
-        return self.down(activated * up)
+        return self.down(self.ops.gate(self.gate_up(hidden), self.activation))
 
     def slots(self, prefix: str) -> Slots:
         """The slots of the three projections."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from kernels.model_ops.ops import ModelOps
 from models.config import ModelConfig
 from models.config_reader import is_gguf, open_gguf, read_config
 from models.decoder import Decoder
@@ -43,7 +44,7 @@ class Checkpoint(Protocol):
 
 
 def load_model(
-    path: Path, dtype: torch.dtype, device: torch.device, on_progress: Callable[[int, int], None]
+    path: Path, dtype: torch.dtype, device: torch.device, ops: ModelOps, on_progress: Callable[[int, int], None]
 ) -> Decoder:
     """Load a Hugging Face directory or a .gguf file.
 
@@ -53,6 +54,7 @@ def load_model(
         path: the directory or file.
         dtype: of the weights and hidden states: float32, bfloat16 or float16.
         device: where the weights go.
+        ops: what the decoder computes with.
         on_progress: called with bytes read so far and in all, at the start and after each tensor.
 
     Raises:
@@ -64,8 +66,8 @@ def load_model(
         # Some checkpoints declare a tied head and store one all the same; what is stored counts.
         config = replace(config, tie_word_embeddings=False)
     # Checked on a decoder without storage, so that a wrong size costs a message and not the machine's memory.
-    _check(_slots(Decoder(config, dtype, torch.device("meta")), checkpoint), checkpoint)
-    decoder = Decoder(config, dtype, device)
+    _check(_slots(Decoder(config, dtype, torch.device("meta"), ops), checkpoint), checkpoint)
+    decoder = Decoder(config, dtype, device, ops)
     slots = _slots(decoder, checkpoint)
     total = sum(checkpoint.num_bytes(name) for name in slots)
     done = 0

@@ -1,13 +1,14 @@
-"""Rotary position embedding: frequencies from RopeParams, angles of a batch, and the rotation itself.
+"""Rotary position embedding: frequencies from RopeParams, and the angles of a batch.
 
-Half-rotation layout (element i pairs with i + head_dim / 2), which all checkpoints are brought to when they are loaded.
-Knows no layers.
+All checkpoints are brought to the half-rotation layout when they are loaded. Knows no layers; the rotation itself is
+part of the cache write (kernels/attention).
 """
 
 import math
 
 import torch
 
+from kernels.model_ops.ops import ModelOps
 from models.config import Llama3Scaling, RopeParams, YarnScaling
 
 
@@ -24,19 +25,9 @@ class RotaryEmbedding:
         scaling = params.scaling
         self.magnitude = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
 
-    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine, [num_tokens, 1, head_dim / 2] each, for positions [num_tokens]."""
-        angles = (positions.float()[:, None] * self.inverse_frequencies)[:, None]
-        cos, sin = angles.cos(), angles.sin()
-        if self.magnitude != 1.0:
-            cos, sin = cos * self.magnitude, sin * self.magnitude
-        return cos.to(dtype), sin.to(dtype)
-
-
-def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate [num_tokens, num_heads, head_dim] by angles [num_tokens, 1, head_dim / 2]; a new tensor."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    def angles(self, positions: torch.Tensor, ops: ModelOps) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine, [num_tokens, head_dim / 2] float32 each, for positions [num_tokens]."""
+        return ops.rotary_angles(positions, self.inverse_frequencies, self.magnitude)
 
 
 def inverse_frequencies(params: RopeParams, head_dim: int) -> torch.Tensor:

@@ -11,10 +11,11 @@ import torch
 
 from kernels.attention.backend import AttentionBackend
 from kernels.attention.metadata import AttentionMetadata
+from kernels.sampling.sampling_batch import SamplingBatch
 from models.decoder import Decoder
 from models.forward_batch import ForwardBatch
 from models.row_table import RowTable
-from models.sampler import SamplingBatch, sample, token_logprobs, uniform_numbers
+from models.sampler import token_logprobs, uniform_numbers
 from paged_cache.kv_cache import KVCache
 from scheduler.output import RowResult, SchedulerOutput, StepResult, TokenLogprobs
 
@@ -96,14 +97,16 @@ class ModelRunner:
         first_position = np.repeat(step.num_computed - step.query_start_loc[:-1], step.num_new)
         positions = first_position + np.arange(len(row_of_token))  # [num_tokens]
         blocks = self._table.block_tables[row_of_token, positions // self._block_size].astype(np.int64)
-        seq_lens = step.num_computed + step.num_new
+        seq_lens = (step.num_computed + step.num_new).astype(np.int32)
         max_seq_len = int(seq_lens.max())
         num_blocks = -(-max_seq_len // self._block_size)
         metadata = AttentionMetadata(
             query_start_loc=self._to_device(step.query_start_loc),
-            seq_lens=self._to_device(seq_lens.astype(np.int32)),
+            seq_lens=self._to_device(seq_lens),
             block_tables=self._to_device(self._table.block_tables[step.rows, :num_blocks]),
             slot_mapping=self._to_device(blocks * self._block_size + positions % self._block_size),
+            host_query_start_loc=step.query_start_loc,
+            host_seq_lens=seq_lens,
             max_query_len=int(step.num_new.max()),
             max_seq_len=max_seq_len,
             num_decodes=int((step.num_new == 1).sum()),
@@ -125,7 +128,7 @@ class ModelRunner:
         if len(places) == 0:
             return {}
         rows = step.rows[places]
-        token_ids = sample(logits, self._sampling_batch(rows))
+        token_ids = self._model.ops.sample(logits, self._sampling_batch(rows))
         sampled = {}
         logprobs = self._sampled_logprobs(rows, logits, token_ids)
         for i, (place, token_id) in enumerate(zip(places.tolist(), token_ids.tolist(), strict=True)):

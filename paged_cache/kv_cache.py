@@ -16,7 +16,16 @@ class KVCache:
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
         # One block's keys and values lie side by side, the unit that copies and transfers move.
         self._data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
-        self.layers = [KVLayer(key=layer[:, 0], value=layer[:, 1]) for layer in self._data]
+        self._scales: torch.Tensor | None = None  # [num_layers, num_blocks, 2, num_kv_heads, block_size] float32
+        if spec.is_quantised:
+            self._scales = torch.zeros(shape[:-1], dtype=torch.float32, device=device)
+        self.layers = [self._layer(index) for index in range(spec.num_layers)]
+
+    def _layer(self, index: int) -> KVLayer:
+        key, value = self._data[index].unbind(dim=1)
+        if self._scales is None:
+            return KVLayer(key, value)
+        return KVLayer(key, value, *self._scales[index].unbind(dim=1))
 
     def copy_blocks(self, block_copies: torch.Tensor) -> None:
         """Copy whole blocks in every layer (copy-on-write), as if all were read before any is written.
@@ -28,4 +37,6 @@ class KVCache:
             block_copies: [num_copies, 2] int64, source and destination block ids; no destination stands twice.
         """
         src, dst = block_copies.unbind(dim=1)
-        self._data[:, dst] = self._data[:, src]
+        for data in (self._data, self._scales):
+            if data is not None:
+                data[:, dst] = data[:, src]

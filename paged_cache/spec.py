@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
+SCALE_BYTES = 4  # a float32 for each key and each value of a quantised cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +17,15 @@ class KVCacheSpec:
     dtype: str  # a key of DTYPE_BYTES
 
     @property
+    def is_quantised(self) -> bool:
+        """Every key and value of a head carries a scale."""
+        return DTYPE_BYTES[self.dtype] == 1
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes over all layers (PagedAttention paper, section 3: 800 KB for OPT-13B)."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        bytes_per_head = self.head_dim * DTYPE_BYTES[self.dtype] + SCALE_BYTES * self.is_quantised
+        return 2 * self.num_layers * self.num_kv_heads * bytes_per_head
 
     @property
     def bytes_per_block(self) -> int:

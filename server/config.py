@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field, ValidationError, field_validator
+from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -28,6 +28,7 @@ ENV_PREFIX = "OCTAVO_"
 _SERVICE_LINK = re.compile(r"OCTAVO_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 _MAX_TOKENS = 1 << 24
+_SWITCHES = frozenset({"batch_invariant", "async_scheduling", "enforce_eager"})
 
 Names = Annotated[tuple[str, ...], NoDecode]  # from the environment: separated by commas, not JSON
 
@@ -53,6 +54,10 @@ class EngineConfig:
     max_num_batched_tokens: int
     long_prefill_token_threshold: int  # tokens; 0 = no cap
     cpu_threads: int | None  # None = the machine's physical cores
+    kv_cache_dtype: str  # "auto" = that of the model
+    batch_invariant: bool
+    async_scheduling: bool | None  # None = on a GPU only
+    enforce_eager: bool
 
 
 class Settings(BaseSettings):
@@ -67,6 +72,7 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,  # keys must not reach a log
         cli_kebab_case=True,
         cli_avoid_json=True,
+        cli_implicit_flags=True,
         cli_show_env_vars=True,
     )
 
@@ -106,6 +112,16 @@ class Settings(BaseSettings):
     cpu_threads: int | None = Field(
         None, ge=1, le=1024, description="Threads of the CPU kernels; by default one per core."
     )
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto", description="Type of the KV cache; auto: the model's own. int8 and fp8 halve it, with a scale per head."
+    )
+    batch_invariant: bool = Field(
+        False, description="A request's tokens are bitwise the same whatever else runs beside it; slower."
+    )
+    async_scheduling: bool | None = Field(
+        None, description="Schedule a step while the one before it still runs; by default on a GPU only."
+    )
+    enforce_eager: bool = Field(False, description="Run without CUDA graphs.")
 
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per KV block.")
     num_gpu_blocks_override: int | None = Field(
@@ -143,8 +159,8 @@ class Settings(BaseSettings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_bool_for_number(cls, value: object) -> object:
-        if isinstance(value, bool):  # `port = true` in a file would count as 1
+    def _refuse_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and info.field_name not in _SWITCHES:  # `port = true` in a file would count as 1
             raise ValueError("takes no true or false")
         return value
 
@@ -183,6 +199,10 @@ class Settings(BaseSettings):
             max_num_batched_tokens=self.max_num_batched_tokens,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             cpu_threads=self.cpu_threads,
+            kv_cache_dtype=self.kv_cache_dtype,
+            batch_invariant=self.batch_invariant,
+            async_scheduling=self.async_scheduling,
+            enforce_eager=self.enforce_eager,
         )
 
 

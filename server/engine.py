@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from kernels.attention.backend import select_backend
+from kernels.model_ops.ops import select_ops
 from models.decoder import Decoder
 from models.loader import load_model
 from models.memory import GIB, available_host_bytes, gpu_cache_bytes, host_cache_bytes
@@ -29,6 +30,8 @@ from server.config import EngineConfig
 from server.messages import EngineInfo, EngineStats, Submit
 
 logger = logging.getLogger("octavo.engine")
+
+_CACHE_DTYPES = {"int8": "int8", "fp8": "float8_e4m3fn"}
 
 
 class UnservableSettings(RuntimeError):
@@ -106,14 +109,16 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
     if config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
     device = _select_device(config.device)
-    backend = select_backend(config.attention_backend, device)
+    backend = select_backend(config.attention_backend, device, batch_invariant=config.batch_invariant)
+    ops = select_ops(backend.name, device, batch_invariant=config.batch_invariant)
     model = load_model(
         Path(config.model_path),
         _select_dtype(config, device),
         device,
+        ops,
         lambda done, total: on_progress("weights", done, total),
     )
-    spec = _kv_cache_spec(model, config.block_size)
+    spec = _kv_cache_spec(model, config)
     max_model_len = _max_model_len(model, config)
 
     def build_runner(num_blocks: int) -> ModelRunner:
@@ -167,13 +172,14 @@ def _select_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _kv_cache_spec(model: Decoder, block_size: int) -> KVCacheSpec:
+def _kv_cache_spec(model: Decoder, config: EngineConfig) -> KVCacheSpec:
+    dtype = _CACHE_DTYPES.get(config.kv_cache_dtype, str(model.dtype).removeprefix("torch."))
     return KVCacheSpec(
         num_layers=len(model.config.layers),
         num_kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
-        block_size=block_size,
-        dtype=str(model.dtype).removeprefix("torch."),
+        block_size=config.block_size,
+        dtype=dtype,
     )
 
 

@@ -7,7 +7,8 @@ import ctypes
 
 import torch
 
-from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
+from kernels.attention.rotation import rotate_heads
 from kernels.cpu.library import (
     ELEMENT_TYPES,
     INSTRUCTION_SETS,
@@ -75,6 +76,18 @@ class CpuBackend:
             num_threads=torch.get_num_threads(),
         )
         check_status(self._library.octavo_write_kv(ctypes.byref(args)))
+
+    def rotate_and_write(
+        self,
+        heads: torch.Tensor,  # [num_tokens, num_q_heads + 2 * num_kv_heads, head_dim], queries, keys, values
+        rotation: Rotation,
+        kv_layer: KVLayer,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, num_q_heads, head_dim]
+        """Norm and rotate query and key heads, write keys and values to the cache, and return the queries."""
+        query, key, value = rotate_heads(heads, rotation, kv_layer.key.shape[1])
+        self.write_kv(key, value, kv_layer, metadata)
+        return query
 
     def attend(
         self,

@@ -5,7 +5,8 @@ Follows the definition, not speed: no other backend shares code with it.
 
 import torch
 
-from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
+from kernels.attention.rotation import rotate_heads
 
 
 class ReferenceBackend:
@@ -26,6 +27,18 @@ class ReferenceBackend:
                 block_id, offset = divmod(slot, kv_layer.block_size)
                 kv_layer.key[block_id, :, offset] = key[token]
                 kv_layer.value[block_id, :, offset] = value[token]
+
+    def rotate_and_write(
+        self,
+        heads: torch.Tensor,  # [num_tokens, num_q_heads + 2 * num_kv_heads, head_dim], queries, keys, values
+        rotation: Rotation,
+        kv_layer: KVLayer,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, num_q_heads, head_dim]
+        """Norm and rotate query and key heads, write keys and values to the cache, and return the queries."""
+        query, key, value = rotate_heads(heads, rotation, kv_layer.key.shape[1])
+        self.write_kv(key, value, kv_layer, metadata)
+        return query
 
     def attend(
         self,

@@ -5,7 +5,8 @@ Gathers one row's blocks at a time, only those that its queries see, and never t
 
 import torch
 
-from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
+from kernels.attention.rotation import rotate_heads
 
 MAX_QUERY_TOKENS = 128  # per product: bounds the scores held at once
 
@@ -24,6 +25,18 @@ class TorchBackend:
     ) -> None:
         """Scatter this step's keys and values to `metadata.slot_mapping`; slot -1 writes nothing."""
         _scatter_kv(key, value, kv_layer, metadata.slot_mapping)
+
+    def rotate_and_write(
+        self,
+        heads: torch.Tensor,  # [num_tokens, num_q_heads + 2 * num_kv_heads, head_dim], queries, keys, values
+        rotation: Rotation,
+        kv_layer: KVLayer,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, num_q_heads, head_dim]
+        """Norm and rotate query and key heads, write keys and values to the cache, and return the queries."""
+        query, key, value = rotate_heads(heads, rotation, kv_layer.key.shape[1])
+        self.write_kv(key, value, kv_layer, metadata)
+        return query
 
     def attend(
         self,

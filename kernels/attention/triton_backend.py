@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
 from kernels.attention.planner import TileSize, plan_work
+from kernels.attention.rotation import rotate_heads
 from kernels.attention.triton_kernels import attend_kernel, merge_kernel, write_kv_kernel
 
 LOG2E = 1.4426950408889634
@@ -63,7 +64,7 @@ class TritonBackend:
 
     name = "triton"
 
-    def __init__(self, target_programs: int, min_split_keys: int = 256) -> None:
+    def __init__(self, target_programs: int, min_split_keys: int = 256, *, batch_invariant: bool = False) -> None:
         """Plan for a device that `target_programs` programs fill; no key range is split shorter than the minimum."""
         self._target_programs = target_programs
         self._min_split_keys = min_split_keys
@@ -98,6 +99,18 @@ class TritonBackend:
             PADDED_DIM=triton.next_power_of_2(head_dim),
             BLOCK_SIZE=kv_layer.block_size,
         )
+
+    def rotate_and_write(
+        self,
+        heads: torch.Tensor,  # [num_tokens, num_q_heads + 2 * num_kv_heads, head_dim], queries, keys, values
+        rotation: Rotation,
+        kv_layer: KVLayer,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:  # [num_tokens, num_q_heads, head_dim]
+        """Norm and rotate query and key heads, write keys and values to the cache, and return the queries."""
+        query, key, value = rotate_heads(heads, rotation, kv_layer.key.shape[1])
+        self.write_kv(key, value, kv_layer, metadata)
+        return query
 
     def attend(
         self,
@@ -134,8 +147,8 @@ class TritonBackend:
         key = (shape, sliding_window)
         if key not in self._plans:
             work = plan_work(
-                metadata.query_start_loc.cpu().numpy(),
-                metadata.seq_lens.cpu().numpy(),
+                metadata.host_query_start_loc,
+                metadata.host_seq_lens,
                 group_size=shape.group_size,
                 num_kv_heads=shape.num_kv_heads,
                 sliding_window=sliding_window,

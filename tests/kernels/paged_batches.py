@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
@@ -51,6 +52,8 @@ def make_metadata(
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
         block_tables=torch.tensor(tables, dtype=torch.int32).reshape(len(seq_lens), width),
         slot_mapping=torch.tensor(slots, dtype=torch.int64),
+        host_query_start_loc=np.array(starts, dtype=np.int32),
+        host_seq_lens=np.array(seq_lens, dtype=np.int32),
         max_query_len=max(query_lens, default=0),
         max_seq_len=max(seq_lens, default=0),
         num_decodes=num_decodes,

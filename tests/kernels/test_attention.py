@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,6 +144,8 @@ def test_padding(every_backend: AttentionBackend) -> None:
         seq_lens=torch.cat([plain.seq_lens, torch.zeros(2, dtype=torch.int32)]),
         block_tables=torch.cat([plain.block_tables, torch.full_like(plain.block_tables[:2], 1 << 29)]),
         slot_mapping=torch.cat([plain.slot_mapping, torch.full((num_padding,), -1)]),
+        host_query_start_loc=np.append(plain.host_query_start_loc, [7, 8]).astype(np.int32),
+        host_seq_lens=np.append(plain.host_seq_lens, [0, 0]).astype(np.int32),
         max_query_len=plain.max_query_len,
         max_seq_len=plain.max_seq_len,
         num_decodes=plain.num_decodes,

@@ -3,9 +3,11 @@
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
+from kernels.attention.rotation import rotate_heads
 from models.decoder import Decoder
 from models.forward_batch import ForwardBatch
 from paged_cache.kv_cache import KVCache
@@ -25,6 +27,13 @@ class GatherBackend:
         block_ids, offsets = slots // kv_layer.block_size, slots % kv_layer.block_size
         kv_layer.key[block_ids, :, offsets] = key[written]
         kv_layer.value[block_ids, :, offsets] = value[written]
+
+    def rotate_and_write(
+        self, heads: torch.Tensor, rotation: Rotation, kv_layer: KVLayer, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        query, key, value = rotate_heads(heads, rotation, kv_layer.key.shape[1])
+        self.write_kv(key, value, kv_layer, metadata)
+        return query
 
     def attend(
         self, query: torch.Tensor, kv_layer: KVLayer, metadata: AttentionMetadata, params: AttentionParams
@@ -110,6 +119,8 @@ def _batch(
         seq_lens=torch.tensor([stop for _, _, stop in rows], dtype=torch.int32),
         block_tables=tables[[i for i, _, _ in rows]],
         slot_mapping=slots,
+        host_query_start_loc=np.cumsum([0, *lengths]).astype(np.int32),
+        host_seq_lens=np.array([stop for _, _, stop in rows], dtype=np.int32),
         max_query_len=int(lengths.max()),
         max_seq_len=max(stop for _, _, stop in rows),
         num_decodes=int((lengths == 1).sum()),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.attention.metadata import AttentionParams
+from kernels.model_ops.torch_ops import TorchOps
 from models.config import LayerConfig, ModelConfig, RopeParams
 from models.decoder import Decoder
 from models.loader import load_model
@@ -20,7 +21,7 @@ PROMPTS = [[_RNG.randrange(3, 211) for _ in range(length)] for length in (41, 1,
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32):
-    return load_model(path, dtype, CPU, lambda done, total: None)
+    return load_model(path, dtype, CPU, TorchOps(), lambda done, total: None)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -81,6 +82,6 @@ def test_logits_of_chosen_rows_only(tmp_path: Path) -> None:
 def test_attention_is_told_of_scale_window_and_softcap() -> None:
     layers = (LayerConfig(RopeParams(10_000.0), 9), LayerConfig(RopeParams(10_000.0)))
     config = ModelConfig("gemma3", 9, 8, 8, 2, 1, 4, 64, layers, 1e-6, 0.3, (1,), attn_logit_softcap=50.0)
-    decoder = Decoder(config, torch.float32, CPU)
+    decoder = Decoder(config, torch.float32, CPU, TorchOps())
     params = [layer.attention.params for layer in decoder.layers]
     assert params == [AttentionParams(0.3, 9, 50.0), AttentionParams(0.3, None, 50.0)]

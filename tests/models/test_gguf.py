@@ -9,6 +9,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 
+from kernels.model_ops.torch_ops import TorchOps
 from models.config import LayerConfig, LinearScaling, RopeParams, YarnScaling
 from models.config_reader import read_config
 from models.errors import CheckpointError, ModelError, UnsupportedModelError
@@ -255,7 +256,9 @@ def test_random_damage_to_the_header_never_escapes_as_another_error(tmp_path: Pa
 def test_smollm2_equals_transformers(smollm2_path: Path) -> None:
     oracle = smollm2_oracle(smollm2_path)
     progress: list[tuple[int, int]] = []
-    decoder = load_model(smollm2_path, torch.float32, CPU, lambda done, total: progress.append((done, total)))
+    decoder = load_model(
+        smollm2_path, torch.float32, CPU, TorchOps(), lambda done, total: progress.append((done, total))
+    )
     total = sum(tensor.num_bytes for tensor in GGUFFile(smollm2_path).tensors.values())
     assert progress == sorted(progress) and progress[0] == (0, total) and progress[-1] == (total, total)
     prompts = torch.randint(0, 49_152, (2, 33), generator=torch.Generator().manual_seed(1)).tolist()

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from kernels.attention.rotation import rotate
+from kernels.model_ops.torch_ops import TorchOps
 from models.config import LinearScaling, RopeParams, YarnScaling
 from models.hf_fields import Fields
 from models.hf_rope import read_rope
-from models.rope import RotaryEmbedding, inverse_frequencies, rotate
+from models.rope import RotaryEmbedding, inverse_frequencies
 
 CPU = torch.device("cpu")
 
@@ -82,6 +84,11 @@ def test_gemma_scales_its_global_layers_only() -> None:
     assert read_rope(Fields({"rope_theta": 5e5}, "config.json"), 1e4, None, 4096, 64)["sliding_attention"].theta == 5e5
 
 
+def angles(rotary: RotaryEmbedding, positions: torch.Tensor) -> list[torch.Tensor]:
+    """Cosine and sine, [num_tokens, 1, head_dim / 2] each."""
+    return [angle[:, None] for angle in rotary.angles(positions, TorchOps())]
+
+
 @given(distance=st.integers(0, 500), first=st.integers(0, 2000), second=st.integers(0, 2000))
 def test_scores_depend_on_the_distance_alone(distance: int, first: int, second: int) -> None:
     rotary = RotaryEmbedding(RopeParams(10_000.0), 32, CPU)
@@ -90,22 +97,20 @@ def test_scores_depend_on_the_distance_alone(distance: int, first: int, second: 
 
     def score(position: int) -> torch.Tensor:
         positions = torch.tensor([position + distance, position])
-        rotated = rotate(torch.stack((query, key)), *rotary.angles(positions, torch.float64))
+        rotated = rotate(torch.stack((query, key)), *angles(rotary, positions))
         return (rotated[0] * rotated[1]).sum()
 
     # The angle itself is rounded to float32.
     torch.testing.assert_close(score(first), score(second), rtol=0, atol=3e-3)
-    torch.testing.assert_close(
-        rotate(query[None], *rotary.angles(torch.tensor([first]), torch.float64)).norm(), query.norm()
-    )
+    torch.testing.assert_close(rotate(query[None], *angles(rotary, torch.tensor([first]))).norm(), query.norm())
 
 
 def test_position_zero_is_not_rotated_but_yarn_scales_it() -> None:
     heads = torch.randn(1, 2, 16)
     plain = RotaryEmbedding(RopeParams(10_000.0), 16, CPU)
-    assert torch.equal(rotate(heads, *plain.angles(torch.tensor([0]), heads.dtype)), heads)
+    assert torch.equal(rotate(heads, *angles(plain, torch.tensor([0]))), heads)
     yarn = RotaryEmbedding(RopeParams(10_000.0, YarnScaling(4.0, 64, attention_factor=1.25)), 16, CPU)
-    torch.testing.assert_close(rotate(heads, *yarn.angles(torch.tensor([0]), heads.dtype)), heads * 1.25)
+    torch.testing.assert_close(rotate(heads, *angles(yarn, torch.tensor([0]))), heads * 1.25)
 
 
 def test_frequency_factors_divide() -> None:

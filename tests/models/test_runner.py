@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.attention.backend import select_backend
+from kernels.model_ops.torch_ops import TorchOps
 from models.config import LayerConfig, ModelConfig, RopeParams
 from models.decoder import Decoder
 from models.runner import ModelRunner
@@ -36,7 +37,7 @@ def model():
         attention_scale=8**-0.5,
         eos_token_ids=(7,),
     )
-    decoder = Decoder(config, torch.float32, CPU)
+    decoder = Decoder(config, torch.float32, CPU, TorchOps())
     generator = torch.Generator().manual_seed(11)
     for parameter in decoder.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)

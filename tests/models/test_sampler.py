@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.sampler import SamplingBatch, sample, token_logprobs, uniform_numbers
+from kernels.sampling.sampling_batch import SamplingBatch
+from kernels.sampling.torch_sampler import sample
+from models.sampler import token_logprobs, uniform_numbers
 
 
 def sampling_batch(num_rows, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.0):

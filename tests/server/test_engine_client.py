@@ -32,6 +32,10 @@ def config(tmp_path_factory):
         max_num_batched_tokens=64,
         long_prefill_token_threshold=0,
         cpu_threads=1,
+        kv_cache_dtype="auto",
+        batch_invariant=False,
+        async_scheduling=None,
+        enforce_eager=False,
     )
 
 

@@ -1,0 +1,88 @@
+"""The protocol of a decoder's operations besides attention, and the one place that chooses an implementation.
+
+Knows the names of the attention backends, since both choices follow the same device; must not know models.
+"""
+
+from typing import Literal, Protocol
+
+import torch
+
+from kernels.sampling.sampling_batch import SamplingBatch
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+class ModelOps(Protocol):
+    """Stateless operations over rows of hidden states. Norms and gates compute in float32 whatever the dtype."""
+
+    name: str
+
+    def linear(
+        self,
+        inputs: torch.Tensor,  # [num_tokens, in_features]
+        weight: torch.Tensor,  # [out_features, in_features]
+        bias: torch.Tensor | None,  # [out_features]
+    ) -> torch.Tensor:  # [num_tokens, out_features]
+        """Inputs weight^T + bias."""
+        ...
+
+    def rms_norm(
+        self,
+        inputs: torch.Tensor,  # [num_tokens, hidden_size]
+        weight: torch.Tensor,  # [hidden_size] float32
+        eps: float,
+    ) -> torch.Tensor:  # [num_tokens, hidden_size], dtype of inputs
+        """X / sqrt(mean(x^2) + eps) * weight (RMSNorm, Zhang and Sennrich 2019)."""
+        ...
+
+    def add_rms_norm(
+        self,
+        inputs: torch.Tensor,  # [num_tokens, hidden_size]
+        residual: torch.Tensor,  # [num_tokens, hidden_size]
+        weight: torch.Tensor,  # [hidden_size] float32
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # both [num_tokens, hidden_size]
+        """The norm of inputs + residual, and that sum: the next residual."""
+        ...
+
+    def gate(
+        self,
+        gate_up: torch.Tensor,  # [num_tokens, 2 * intermediate_size]
+        activation: Activation,
+    ) -> torch.Tensor:  # [num_tokens, intermediate_size]
+        """activation(first half) * second half."""
+        ...
+
+    def rotary_angles(
+        self,
+        positions: torch.Tensor,  # [num_tokens] int64
+        inverse_frequencies: torch.Tensor,  # [head_dim / 2] float32, radians per position
+        magnitude: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # both [num_tokens, head_dim / 2] float32
+        """Cosine and sine of position times frequency, times the magnitude."""
+        ...
+
+    def soft_cap(self, scores: torch.Tensor, cap: float) -> torch.Tensor:  # any shape, float32
+        """Cap * tanh(scores / cap)."""
+        ...
+
+    def sample(
+        self,
+        logits: torch.Tensor,  # [num_rows, vocab_size] float32
+        batch: SamplingBatch,
+    ) -> torch.Tensor:  # [num_rows] int64
+        """Choose one token for each row; see `kernels.sampling`."""
+        ...
+
+
+def select_ops(attention_backend: str, device: torch.device, *, batch_invariant: bool) -> ModelOps:
+    """Choose the operations, once at start.
+
+    Args:
+        attention_backend: the name of the backend that `select_backend` chose.
+        device: where the weights live.
+        batch_invariant: every row's result is bitwise the same whatever else is in the batch.
+    """
+    from kernels.model_ops.torch_ops import TorchOps
+
+    return TorchOps()

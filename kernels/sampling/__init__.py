@@ -1,0 +1,1 @@
+"""Turns logits into token ids, on each kind of device."""
