@@ -25,6 +25,11 @@ class NewRow:
     num_computed_tokens: int
     num_new_tokens: int  # tokens to compute in this step
 
+    @property
+    def end(self) -> int:
+        """Computed tokens after this step."""
+        return self.num_computed_tokens + self.num_new_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class KnownRow:
@@ -35,6 +40,11 @@ class KnownRow:
     replaced_block: tuple[int, int] | None  # (position in the block table, new block id) after copy-on-write
     num_computed_tokens: int
     num_new_tokens: int
+
+    @property
+    def end(self) -> int:
+        """Computed tokens after this step."""
+        return self.num_computed_tokens + self.num_new_tokens
 
 
 @dataclass(frozen=True, slots=True)

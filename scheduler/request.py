@@ -24,7 +24,8 @@ class Sequence:
     request: "Request"
     index: int
     token_ids: list[int]  # the prompt, then what was generated
-    num_computed_tokens: int = 0  # leading tokens whose keys and values are in the cache
+    num_computed_tokens: int = 0  # leading tokens whose keys and values launched steps put in the cache
+    num_pending_tokens: int = 0  # sampled by launched steps, their ids not known yet
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: BlockTable = field(default_factory=BlockTable)
     num_preemptions: int = 0
@@ -46,13 +47,21 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens to compute before the next one can be sampled.
+        """Tokens to compute before the next one can be sampled; pending ones count, the last one it may have does not.
 
         The first of several sequences stops one token short of the prompt until its siblings have been forked,
         so that each of them computes the last prompt token itself and samples like any other sequence.
         """
-        target = self.num_prompt_tokens - 1 if self.request.awaits_fork else self.num_tokens
-        return target - self.num_computed_tokens
+        request = self.request
+        if request.awaits_fork:
+            return self.num_prompt_tokens - 1 - self.num_computed_tokens
+        num_known = len(self.token_ids) + self.num_pending_tokens
+        return min(num_known, request.max_computed_tokens) - self.num_computed_tokens
+
+    @property
+    def has_computed_all(self) -> bool:
+        """Every token is computed, pending ones included: the step that computes the last of them samples the next."""
+        return self.num_computed_tokens == len(self.token_ids) + self.num_pending_tokens
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +75,11 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     aborted_indices: set[int] = field(default_factory=set)  # of sequences that were aborted before they existed
     num_scored_tokens: int = 0  # prompt tokens whose log-probabilities have been reported
+    max_computed_tokens: int = field(init=False)  # of one sequence: nothing reads the last token that it may have
+
+    def __post_init__(self) -> None:
+        """Derive the limit that every step asks for."""
+        self.max_computed_tokens = len(self.prompt_token_ids) + max(0, self.params.max_tokens - 1)
 
     @property
     def awaits_fork(self) -> bool:

@@ -1,0 +1,61 @@
+"""What a step's result means for one sequence: sampled tokens, the checks that end it, and scores of its prompt.
+
+Changes the sequence's tokens and its request's count of scores; never queues or blocks.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from scheduler.output import FinishReason, KnownRow, NewRow, RowResult, SequenceUpdate, TokenLogprobs
+from scheduler.request import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedTokens:
+    """The sampled tokens that count, and whether the last of them ended the sequence."""
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids: Collection[int]) -> AcceptedTokens:
+    """Append sampled tokens up to the first that ends the sequence."""
+    params = sequence.request.params
+    if params.max_tokens == 0:
+        return AcceptedTokens((), "length")
+    for position, token_id in enumerate(token_ids):
+        sequence.token_ids.append(token_id)
+        if token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos):
+            return AcceptedTokens(token_ids[: position + 1], "stop", token_id)
+        if sequence.num_generated_tokens >= params.max_tokens:
+            return AcceptedTokens(token_ids[: position + 1], "length")
+    return AcceptedTokens(token_ids)
+
+
+def unreported_scores(sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> tuple[TokenLogprobs, ...]:
+    """Prompt scores not reported yet, which now count as reported: a recomputed sequence scores its prompt again."""
+    request = sequence.request
+    if not result.prompt_logprobs or sequence.index != 0:
+        return ()
+    last = min(row.end, sequence.num_prompt_tokens - 1)  # token 0 has no score
+    num_unreported = max(0, last - request.num_scored_tokens)
+    request.num_scored_tokens += num_unreported
+    return result.prompt_logprobs[len(result.prompt_logprobs) - num_unreported :]
+
+
+def build_update(
+    sequence: Sequence, accepted: AcceptedTokens, result: RowResult, scores: tuple[TokenLogprobs, ...]
+) -> SequenceUpdate | None:
+    """What the edge is to hear of a sequence after a step, if anything."""
+    if not (accepted.token_ids or accepted.finish_reason or scores):
+        return None
+    return SequenceUpdate(
+        request_id=sequence.request.request_id,
+        index=sequence.index,
+        token_ids=accepted.token_ids,
+        logprobs=result.logprobs[: len(accepted.token_ids)],
+        prompt_logprobs=scores,
+        finish_reason=accepted.finish_reason,
+        stop_token_id=accepted.stop_token_id,
+    )

@@ -1,0 +1,84 @@
+"""The step being put together: what each sequence computes, and what changed in its block table.
+
+Turns itself into the rows of a SchedulerOutput. Decides nothing, and changes no sequence before it is final.
+"""
+
+from collections.abc import Set
+
+from paged_cache.manager import Allocation
+from scheduler.output import BlockCopy, KnownRow, NewRow
+from scheduler.request import Sequence
+
+
+class StepPlan:
+    """Sequences with the tokens they compute, under one token budget."""
+
+    def __init__(self, budget: int) -> None:
+        """Begin a step of at most `budget` tokens."""
+        self.budget = budget  # tokens left
+        self.preempted = False  # a sequence gave way: nobody is admitted in this step
+        self._planned: dict[Sequence, tuple[int, Allocation]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """No sequence computes anything."""
+        return not self._planned
+
+    def add(self, sequence: Sequence, num_new_tokens: int, allocation: Allocation) -> None:
+        """Let a sequence compute its next tokens into blocks that it holds by now."""
+        assert num_new_tokens > 0, f"sequence {sequence.seq_id} is scheduled for no token"
+        self._planned[sequence] = (num_new_tokens, allocation)
+        self.budget -= num_new_tokens
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a preempted sequence out again, and its copies with it: their destinations are free for others."""
+        self.preempted = True
+        num_new_tokens, _ = self._planned.pop(sequence, (0, None))
+        self.budget += num_new_tokens
+
+    def rows(self, known_to_runner: Set[int]) -> tuple[NewRow | KnownRow, ...]:
+        """The rows in the order of the batch: decodes first, which the attention backends rely on."""
+        order = sorted(self._planned.items(), key=lambda item: item[1][0] > 1)
+        return tuple(
+            _known_row(sequence, num_new, allocation)
+            if sequence.seq_id in known_to_runner
+            else _new_row(sequence, num_new)
+            for sequence, (num_new, allocation) in order
+        )
+
+    def block_copies(self) -> tuple[BlockCopy, ...]:
+        """The copies that the rows' blocks need before the step writes."""
+        copied = (allocation.copy_on_write for _, allocation in self._planned.values())
+        return tuple(BlockCopy(copy.src, copy.dst) for copy in copied if copy is not None)
+
+    def commit(self) -> None:
+        """Count the planned tokens as computed: whatever is scheduled later comes later on the device too."""
+        for sequence, (num_new_tokens, _) in self._planned.items():
+            sequence.num_computed_tokens += num_new_tokens
+            if sequence.has_computed_all:
+                sequence.num_pending_tokens += 1
+
+
+def _known_row(sequence: Sequence, num_new_tokens: int, allocation: Allocation) -> KnownRow:
+    copied = allocation.copy_on_write
+    return KnownRow(
+        seq_id=sequence.seq_id,
+        new_block_ids=allocation.new_block_ids,
+        replaced_block=None if copied is None else (copied.position, copied.dst),
+        num_computed_tokens=sequence.num_computed_tokens,
+        num_new_tokens=num_new_tokens,
+    )
+
+
+def _new_row(sequence: Sequence, num_new_tokens: int) -> NewRow:
+    assert sequence.num_pending_tokens == 0, f"sequence {sequence.seq_id} is sent whole, and a token of it is not known"
+    return NewRow(
+        seq_id=sequence.seq_id,
+        index=sequence.index,
+        token_ids=tuple(sequence.token_ids),
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        params=sequence.request.params,
+        block_ids=tuple(sequence.block_table.block_ids),
+        num_computed_tokens=sequence.num_computed_tokens,
+        num_new_tokens=num_new_tokens,
+    )
