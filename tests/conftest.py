@@ -1,10 +1,27 @@
-"""The real models, for every test that asks for one."""
+"""The real models, for every test that asks for one; and which tests run under Triton's interpreter.
+
+The interpreter must be on before Triton is imported, so its tests run in child processes: see
+tests/kernels/test_triton_interpreter.py.
+"""
 
 from pathlib import Path
 
 import pytest
 
 from tests import model_files
+from tests.interpreted import IS_INTERPRETING, is_interpreted_only, is_interpreted_too
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each process keeps the tests that can run in it."""
+    if IS_INTERPRETING:
+        kept = [item for item in items if is_interpreted_only(item) or is_interpreted_too(item)]
+    else:
+        kept = [item for item in items if not is_interpreted_only(item)]
+    dropped = [item for item in items if item not in set(kept)]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

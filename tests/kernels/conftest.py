@@ -1,18 +1,22 @@
 """The backend fixtures: a test that takes one runs on each attention backend that this process can run.
 
-Triton's interpreter must be on before Triton is imported, so its backends run in a child process
-(test_triton_interpreter.py), which runs these same files with TRITON_INTERPRET=1.
+Triton's interpreter must be on before Triton is imported, so its backends run in child processes
+(test_triton_interpreter.py), which run these same files with TRITON_INTERPRET=1, the interpreter repaired.
 """
 
-import os
 import shutil
 
 import pytest
 import torch
 
 from kernels.attention.backend import AttentionBackend, BackendUnavailableError, select_backend
+from tests.interpreted import IS_INTERPRETING
 
-IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+if IS_INTERPRETING:
+    from tests.kernels import interpreter_repair
+
+    interpreter_repair.install()
+
 BACKENDS = ("triton", "triton-split") if IS_INTERPRETING else ("torch", "cpu")
 BACKENDS_AND_REFERENCE = BACKENDS if IS_INTERPRETING else ("reference", *BACKENDS)
 
@@ -41,9 +45,3 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 def every_backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """Each attention backend in turn, the reference too, to be compared with something else."""
     return make_backend(request.param)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the child process, keep only what runs on the Triton backends."""
-    if IS_INTERPRETING:
-        items[:] = [item for item in items if {"backend", "every_backend"} & set(getattr(item, "fixturenames", ()))]

@@ -9,7 +9,6 @@ import torch
 from kernels.attention.backend import AttentionBackend
 from kernels.attention.metadata import AttentionMetadata, AttentionParams
 from kernels.attention.reference import ReferenceBackend
-from tests.kernels.conftest import IS_INTERPRETING
 from tests.kernels.paged_batches import (
     TOLERANCES,
     PagedBatch,
@@ -66,8 +65,6 @@ def test_batches(backend: AttentionBackend, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(backend: AttentionBackend, dtype: torch.dtype) -> None:
-    if IS_INTERPRETING and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter computes bfloat16 wrongly; test_triton_compile.py compiles it")
     shape = dataclasses.replace(PLAIN, head_dim=80, dtype=dtype)
     batch = make_batch(shape, *BATCHES["mixed"])
     check(backend, batch, AttentionParams(scale=80**-0.5))

@@ -1,32 +1,28 @@
-"""Runs the shared tests on the Triton backends under Triton's interpreter, in a process of its own.
+"""Runs every test of the Triton kernels under Triton's interpreter, a child process for each file.
 
 The interpreter must be on before Triton is imported, leaves its names in the kernels' module, and turns an access
 out of bounds into a crash.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.kernels.conftest import IS_INTERPRETING
+from tests.interpreted import IS_INTERPRETING, TESTS, interpreted_files, run_interpreted
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(IS_INTERPRETING, reason="this is the child process")
+
+FILES = interpreted_files()
 
 
-@pytest.mark.skipif(IS_INTERPRETING, reason="this is the child process")
-@pytest.mark.parametrize("file", ["test_attention.py", "test_block_writes.py", "test_explainers.py"])
-def test_triton_under_the_interpreter(file: str) -> None:
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]
-    result = subprocess.run(
-        [*command, str(here / file)],
-        cwd=here.parents[1],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_files_are_found() -> None:
+    names = {path.name for path in FILES}
+    assert {"test_attention.py", "test_block_writes.py", "test_explainers.py", "test_interpreter_repair.py"} <= names
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.relative_to(TESTS).as_posix() for path in FILES])
+def test_under_the_interpreter(path: Path) -> None:
+    """A child that finds no test to run fails too."""
+    result = run_interpreted([str(path)])
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
