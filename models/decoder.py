@@ -100,11 +100,18 @@ class Decoder(nn.Module):
         return self.norm.add(delta, residual)[0]
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of the rows that are asked for, [num_rows, hidden_size] to [num_rows, vocab_size] float32."""
-        logits = self.head(hidden).float()
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of the rows that are asked for, [num_rows, hidden_size] to [num_rows, vocab_size] float32.
+
+        They are put into `out` where one is given.
+        """
+        products = self.head(hidden)
+        logits = products.float() if out is None else out.copy_(products)
         cap = self.config.final_logit_softcap
-        return logits if cap is None else self.ops.soft_cap(logits, cap)
+        if cap is None:
+            return logits
+        capped = self.ops.soft_cap(logits, cap)
+        return capped if out is None else out.copy_(capped)
 
     def slots(self) -> Slots:
         """Every tensor that a checkpoint of this model must hold, by its Hugging Face name."""
