@@ -12,6 +12,12 @@ from kernels.attention.backend import select_backend
 from kernels.model_ops.torch_ops import TorchOps
 from models.cuda_graphs import MAX_BATCH_SIZE, CudaGraphs, graph_batch_sizes
 from models.graph_recorder import CudaGraphRecorder
+from models.runner import ModelRunner
+from paged_cache.manager import BlockManager
+from scheduler.config import SchedulerConfig
+from scheduler.request import Request
+from scheduler.sampling_params import SamplingParams
+from scheduler.scheduler import Scheduler
 from tests.models.decode_steps import EVERYTHING, DecodeSteps, toy_model
 from tests.models.recorded_graph import CpuGraphRecorder
 
@@ -151,6 +157,36 @@ def test_the_smallest_graph_that_fits_is_replayed():
     for num_rows in (1, 2, 3, 4):
         graphs.run(steps.batch([7] * num_rows))
     assert replayed == [1, 2, 4, 4]
+
+
+def test_a_runner_with_graphs_gives_the_same_tokens():
+    def served(with_graphs):
+        steps = make_steps()
+        backend = ListedBackend(CpuGraphRecorder())
+        graphs = captured(steps) if with_graphs else None
+        replays = []
+        if graphs is not None:
+            run = graphs.run
+            graphs.run = lambda batch: replays.append(result := run(batch)) or result
+        limits = {"max_num_seqs": 6, "max_model_len": MAX_NUM_BLOCKS * BLOCK_SIZE}
+        scheduler = Scheduler(
+            SchedulerConfig(max_num_batched_tokens=16, **limits), BlockManager(steps.cache.num_blocks, BLOCK_SIZE)
+        )
+        runner = ModelRunner(steps.model, backend.backend, steps.cache, **limits, graphs=graphs)
+        for i in range(6):
+            params = SamplingParams(temperature=i % 2, seed=i, max_tokens=6 + 4 * i, logprobs=2, prompt_logprobs=0)
+            scheduler.add(Request(f"r{i}", tuple(range(1, 8 + i)), params, 0.0))
+        tokens = {}
+        while scheduler.has_unfinished:
+            output = scheduler.schedule()
+            for update in scheduler.update(output, runner.execute(output)):
+                tokens.setdefault(update.request_id, []).extend(update.token_ids)
+        return tokens, replays
+
+    expected, _ = served(with_graphs=False)
+    tokens, replays = served(with_graphs=True)
+    assert tokens == expected
+    assert any(result is None for result in replays) and sum(result is not None for result in replays) > 5
 
 
 # --- the comparison notices ---
