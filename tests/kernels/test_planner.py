@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.attention.planner import DIRECT, TileSize, WorkPlan, plan_work
+from kernels.attention.planner import DIRECT, PlanSettings, WorkPlan, plan_work
+from kernels.attention.tuning import TileConfig
 
-DECODE_TILE, PREFILL_TILE = TileSize(16, 16), TileSize(64, 32)
+DECODE_TILE, PREFILL_TILE = TileConfig(16, 16, 4, 2), TileConfig(64, 32, 4, 2)
 
 rows_strategy = st.lists(
     st.one_of(st.just(1), st.integers(0, 70)).flatmap(lambda q: st.tuples(st.just(q), st.integers(q, q + 300))),
@@ -23,13 +24,15 @@ def plan(
     return plan_work(
         np.cumsum([0] + [query_len for query_len, _ in rows], dtype=np.int32),
         np.array([seq_len for _, seq_len in rows], dtype=np.int32),
-        group_size=group_size,
-        num_kv_heads=2,
-        sliding_window=window,
-        decode_tile=DECODE_TILE,
-        prefill_tile=PREFILL_TILE,
-        target_programs=programs,
-        min_split_keys=min_keys,
+        PlanSettings(
+            group_size=group_size,
+            num_kv_heads=2,
+            sliding_window=window,
+            decode_tile=DECODE_TILE,
+            prefill_tile=PREFILL_TILE,
+            target_programs=programs,
+            min_split_keys=min_keys,
+        ),
     )
 
 
