@@ -5,6 +5,8 @@ import torch
 from kernels.attention.metadata import KVLayer
 from paged_cache.spec import KVCacheSpec
 
+MAX_COPY_BYTES = 64 << 20  # of a copy's temporary: what activations leave of a GPU's memory is not to be counted on
+
 
 class KVCache:
     """One `KVLayer` per model layer, allocated once at start-up and never resized."""
@@ -37,6 +39,24 @@ class KVCache:
             block_copies: [num_copies, 2] int64, source and destination block ids; no destination stands twice.
         """
         src, dst = block_copies.unbind(dim=1)
+        num_bytes = len(src) * self.spec.bytes_per_block // self.spec.num_layers
+        num_layers = max(1, MAX_COPY_BYTES // max(1, num_bytes))  # at once
         for data in (self._data, self._scales):
-            if data is not None:
-                data[:, dst] = data[:, src]
+            if data is None:
+                continue
+            words = _as_words(data)
+            for first in range(0, self.spec.num_layers, num_layers):
+                layers = words[first : first + num_layers]
+                layers.index_copy_(1, dst, layers.index_select(1, src))
+
+
+def _as_words(data: torch.Tensor) -> torch.Tensor:  # [num_layers, num_blocks, words]
+    """Whole blocks as integers of the largest size that divides them: what is only moved needs no dtype.
+
+    A block holds keys and as many values: an even number of bytes.
+    """
+    blocks = data.flatten(2)
+    num_bytes = blocks.shape[2] * blocks.element_size()
+    return blocks.view(
+        next(dtype for dtype in (torch.int64, torch.int32, torch.int16) if not num_bytes % dtype.itemsize)
+    )

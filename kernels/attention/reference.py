@@ -1,12 +1,13 @@
 """The oracle: paged attention spelled out one token at a time in float64, for tests and for reading.
 
-Follows the definition, not speed: no other backend shares code with it.
+Follows the definition, not speed: of its attention no other backend shares code with it.
 """
 
 import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
 from kernels.attention.rotation import rotate_heads
+from kernels.kv_quant import quantise
 
 
 class ReferenceBackend:
@@ -25,8 +26,8 @@ class ReferenceBackend:
         for token, slot in enumerate(metadata.slot_mapping.tolist()):
             if slot >= 0:
                 block_id, offset = divmod(slot, kv_layer.block_size)
-                kv_layer.key[block_id, :, offset] = key[token]
-                kv_layer.value[block_id, :, offset] = value[token]
+                _write_heads(key[token], kv_layer.key, kv_layer.key_scale, block_id, offset)
+                _write_heads(value[token], kv_layer.value, kv_layer.value_scale, block_id, offset)
 
     def rotate_and_write(
         self,
@@ -67,7 +68,25 @@ def _gather(
     positions = torch.arange(first, last + 1, device=block_table.device)
     block_ids = block_table[positions // kv_layer.block_size]
     offsets = positions % kv_layer.block_size
-    return kv_layer.key[block_ids, :, offsets].double(), kv_layer.value[block_ids, :, offsets].double()
+    keys = kv_layer.key[block_ids, :, offsets].double()
+    values = kv_layer.value[block_ids, :, offsets].double()
+    if kv_layer.key_scale is not None and kv_layer.value_scale is not None:
+        keys *= kv_layer.key_scale[block_ids, :, offsets, None]
+        values *= kv_layer.value_scale[block_ids, :, offsets, None]
+    return keys, values
+
+
+def _write_heads(
+    heads: torch.Tensor,  # [num_kv_heads, head_dim]
+    cache: torch.Tensor,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    scales: torch.Tensor | None,  # [num_blocks, num_kv_heads, block_size] float32
+    block_id: int,
+    offset: int,
+) -> None:
+    if scales is None:
+        cache[block_id, :, offset] = heads
+    else:
+        cache[block_id, :, offset], scales[block_id, :, offset] = quantise(heads, cache.dtype)
 
 
 def _attend_token(

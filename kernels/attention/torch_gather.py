@@ -7,6 +7,7 @@ import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
 from kernels.attention.rotation import rotate_heads
+from kernels.kv_quant import dequantise, quantise
 
 MAX_QUERY_TOKENS = 128  # per product: bounds the scores held at once
 
@@ -97,8 +98,10 @@ def _gather(
     block_ids = block_table[first_block : -(-end // block_size)]
     begin = first_key - first_block * block_size
     gathered = []
-    for cache in (kv_layer.key, kv_layer.value):
+    for cache, scales in ((kv_layer.key, kv_layer.key_scale), (kv_layer.value, kv_layer.value_scale)):
         blocks = cache.index_select(0, block_ids)  # [num_gathered, num_kv_heads, block_size, head_dim]
+        if scales is not None:
+            blocks = dequantise(blocks, scales.index_select(0, block_ids))
         tokens = blocks.transpose(0, 1).flatten(1, 2)
         gathered.append(tokens[:, begin : begin + end - first_key].to(dtype))
     return gathered[0], gathered[1]
@@ -116,7 +119,7 @@ def _visible(
 
 
 def _scatter_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_mapping: torch.Tensor) -> None:
-    """Write each token's key and value to its slot, converted to the cache's dtype; slot -1 writes nothing.
+    """Write each token's key and value to its slot, converted to the cache's dtype or quantised; -1 writes nothing.
 
     Args:
         key: [num_tokens, num_kv_heads, head_dim].
@@ -127,5 +130,11 @@ def _scatter_kv(key: torch.Tensor, value: torch.Tensor, kv_layer: KVLayer, slot_
     written = slot_mapping >= 0
     slots = slot_mapping[written]
     block_ids, offsets = slots // kv_layer.block_size, slots % kv_layer.block_size
-    kv_layer.key[block_ids, :, offsets] = key[written].to(kv_layer.key.dtype)
-    kv_layer.value[block_ids, :, offsets] = value[written].to(kv_layer.value.dtype)
+    for cache, scales, rows in (
+        (kv_layer.key, kv_layer.key_scale, key[written]),
+        (kv_layer.value, kv_layer.value_scale, value[written]),
+    ):
+        if scales is None:
+            cache[block_ids, :, offsets] = rows.to(cache.dtype)
+        else:
+            cache[block_ids, :, offsets], scales[block_ids, :, offsets] = quantise(rows, cache.dtype)
