@@ -11,6 +11,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCE_DIR = Path("kernels/cpu")
+ENTRY_SOURCES = ("paged_attention.cpp", "model_ops.cpp", "kernel_sets.cpp")
+KERNEL_SOURCES = ("attention_tile.cpp", "linear_tile.cpp", "row_kernels.cpp")
+HEADERS = ("native.h", "paged_attention.h", "model_ops.h", "threads.h", "lanes.h")
 X86_VARIANTS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
@@ -18,7 +21,7 @@ X86_VARIANTS = {
 
 
 class BuildNativeLibrary(build_ext):
-    """Compiles the tile kernel once per instruction set and links no OpenMP runtime.
+    """Compiles the kernels once per instruction set and links no OpenMP runtime.
 
     The OpenMP symbols stay open: at run time torch's own runtime supplies them, so that one thread pool serves both.
     """
@@ -30,19 +33,20 @@ class BuildNativeLibrary(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Compile and link `ext`. A failure is reported and passed over, as the extension is optional."""
         is_x86 = platform.machine() in ("x86_64", "AMD64")
-        flags = ["-std=c++17", "-O3"]
+        # Every kernel includes all of lanes.h, and needs some of it.
+        flags = ["-std=c++17", "-O3", "-Wno-unused-function"]
         variants = ["-DOCTAVO_X86_VARIANTS"] if is_x86 else []
-        objects = self._compile("paged_attention.cpp", "entry", [*flags, "-fopenmp", *variants])
+        objects = self._compile(ENTRY_SOURCES, "entry", [*flags, "-fopenmp", *variants])
         for name, isa_flags in {"generic": [], **(X86_VARIANTS if is_x86 else {})}.items():
-            objects += self._compile("attention_tile.cpp", name, [*flags, f"-DOCTAVO_ISA={name}", *isa_flags])
+            objects += self._compile(KERNEL_SOURCES, name, [*flags, f"-DOCTAVO_ISA={name}", *isa_flags])
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(objects, str(library), target_lang="c++")
 
-    def _compile(self, source: str, variant: str, flags: list[str]) -> list[str]:
+    def _compile(self, sources: tuple[str, ...], variant: str, flags: list[str]) -> list[str]:
         output_dir = str(Path(self.build_temp) / variant)
         objects: list[str] = self.compiler.compile(
-            [str(SOURCE_DIR / source)], output_dir=output_dir, extra_postargs=flags
+            [str(SOURCE_DIR / source) for source in sources], output_dir=output_dir, extra_postargs=flags
         )
         return objects
 
@@ -51,8 +55,8 @@ setup(
     ext_modules=[
         Extension(
             "kernels.cpu._paged_attention",
-            sources=[str(SOURCE_DIR / "paged_attention.cpp"), str(SOURCE_DIR / "attention_tile.cpp")],
-            depends=[str(SOURCE_DIR / "paged_attention.h"), str(SOURCE_DIR / "lanes.h")],
+            sources=[str(SOURCE_DIR / source) for source in (*ENTRY_SOURCES, *KERNEL_SOURCES)],
+            depends=[str(SOURCE_DIR / header) for header in HEADERS],
             optional=True,
         )
     ],

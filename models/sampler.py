@@ -7,6 +7,10 @@ preempted. Knows no sequences; the choice itself is in kernels/sampling.
 import numpy as np
 import torch
 
+# Tokens of equal log-probability come in an order that depends on how many are asked for. The number asked for is
+# therefore fixed, at the most that a request may want: a row's order must not depend on what other rows want.
+_NUM_CANDIDATES = 20
+
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -41,8 +45,9 @@ def token_logprobs(
         Those of `token_ids`, [num_rows]; the `num_top` best token ids, [num_rows, num_top]; and theirs, best first.
     """
     logprobs = torch.log_softmax(logits, dim=-1)
-    top_logprobs, top_ids = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
-    return logprobs.gather(-1, token_ids[:, None]).squeeze(-1), top_ids, top_logprobs
+    num_candidates = max(num_top, _NUM_CANDIDATES) if num_top else 0
+    top_logprobs, top_ids = logprobs.topk(min(num_candidates, logits.shape[-1]), dim=-1)
+    return logprobs.gather(-1, token_ids[:, None]).squeeze(-1), top_ids[:, :num_top], top_logprobs[:, :num_top]
 
 
 def _mix(state: np.ndarray) -> np.ndarray:

@@ -8,15 +8,15 @@ import ctypes
 import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
-from kernels.attention.rotation import rotate_heads
 from kernels.cpu.library import (
-    ELEMENT_TYPES,
     INSTRUCTION_SETS,
     AttendArgs,
+    RotateAndWriteArgs,
     WriteKVArgs,
     check_status,
+    element_type,
     load_library,
-    supported_instruction_sets,
+    select_instruction_set,
 )
 
 
@@ -36,10 +36,7 @@ class CpuBackend:
             ValueError: this processor or this build lacks the instruction set.
         """
         self._library = load_library()
-        supported = supported_instruction_sets(self._library)
-        self.instruction_set = supported[0] if instruction_set is None else instruction_set
-        if self.instruction_set not in supported:
-            raise ValueError(f"instruction set {instruction_set!r} is not one of {', '.join(supported)}")
+        self.instruction_set = select_instruction_set(self._library, instruction_set)
 
     def write_kv(
         self,
@@ -84,9 +81,46 @@ class CpuBackend:
         kv_layer: KVLayer,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:  # [num_tokens, num_q_heads, head_dim]
-        """Norm and rotate query and key heads, write keys and values to the cache, and return the queries."""
-        query, key, value = rotate_heads(heads, rotation, kv_layer.key.shape[1])
-        self.write_kv(key, value, kv_layer, metadata)
+        """Norm and rotate query and key heads, write keys and values to the cache, and return the queries.
+
+        Raises:
+            ValueError: a slot lies outside the cache (nothing is written then), or a dtype is not supported.
+        """
+        heads = _rows_contiguous(heads)
+        num_blocks, num_kv_heads, block_size, head_dim = kv_layer.key.shape
+        num_tokens, num_heads, _ = heads.shape
+        num_q_heads = num_heads - 2 * num_kv_heads
+        assert heads.shape[2] == head_dim == kv_layer.value.shape[3] == 2 * rotation.cos.shape[1]
+        assert metadata.slot_mapping.shape[0] == rotation.cos.shape[0] == rotation.sin.shape[0] == num_tokens
+        assert kv_layer.key.dtype == kv_layer.value.dtype
+        norm_weight = rotation.norm_weight
+        assert norm_weight is None or norm_weight.shape == (num_q_heads + num_kv_heads, head_dim)
+        query = torch.empty((num_tokens, num_q_heads, head_dim), dtype=heads.dtype)
+        args = RotateAndWriteArgs(
+            heads=heads.data_ptr(),
+            cos=_pointer(rotation.cos, torch.float32),
+            sin=_pointer(rotation.sin, torch.float32),
+            norm_weight=None if norm_weight is None else _pointer(norm_weight, torch.float32),
+            query=query.data_ptr(),
+            key_cache=kv_layer.key.data_ptr(),
+            value_cache=kv_layer.value.data_ptr(),
+            slot_mapping=_pointer(metadata.slot_mapping, torch.int64),
+            num_tokens=num_tokens,
+            num_q_heads=num_q_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            heads_strides=heads.stride()[:2],
+            key_cache_strides=_cache_strides(kv_layer.key),
+            value_cache_strides=_cache_strides(kv_layer.value),
+            norm_eps=rotation.norm_eps,
+            heads_type=element_type(heads.dtype),
+            cache_type=element_type(kv_layer.key.dtype),
+            instruction_set=INSTRUCTION_SETS[self.instruction_set],
+            num_threads=torch.get_num_threads(),
+        )
+        check_status(self._library.octavo_rotate_and_write(ctypes.byref(args)))
         return query
 
     def attend(
@@ -132,8 +166,8 @@ class CpuBackend:
             scale=params.scale,
             logit_softcap=params.logit_softcap or 0.0,
             sliding_window=params.sliding_window or 0,
-            query_type=_element_type(query.dtype),
-            cache_type=_element_type(kv_layer.key.dtype),
+            query_type=element_type(query.dtype),
+            cache_type=element_type(kv_layer.key.dtype),
             instruction_set=INSTRUCTION_SETS[self.instruction_set],
             num_threads=torch.get_num_threads(),
         )
@@ -154,9 +188,3 @@ def _pointer(x: torch.Tensor, dtype: torch.dtype) -> int:
 def _cache_strides(cache: torch.Tensor) -> tuple[int, ...]:
     assert cache.stride(3) == 1
     return cache.stride()[:3]
-
-
-def _element_type(dtype: torch.dtype) -> int:
-    if dtype not in ELEMENT_TYPES:
-        raise ValueError(f"the cpu backend takes float32, bfloat16 and float16, not {dtype}")
-    return ELEMENT_TYPES[dtype]

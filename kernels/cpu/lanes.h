@@ -1,6 +1,6 @@
 // Vectors of as many float32 lanes as the instruction set has: loads that convert, elementary functions, a transpose.
-// Included once into attention_tile.cpp of every instruction set, inside its namespace: everything here has internal
-// linkage, so that no code of one instruction set can be linked into another. Knows no attention.
+// Included into the kernels of every instruction set, inside its namespace: everything here has internal linkage, so
+// that no code of one instruction set can be linked into another. Knows no attention and no model.
 #pragma once
 
 #include <cstdint>
@@ -60,6 +60,14 @@ FloatVec widen(const Float16* p) {
   const FloatVec magnitude = (FloatVec)((bits & 0x7fffu) << 13) * 0x1p112f;
   const UIntVec special = (UIntVec)((bits & 0x7c00u) == 0x7c00u) & 0x7f800000u;  // infinities and NaN
   return (FloatVec)((UIntVec)magnitude | special | ((bits & 0x8000u) << 16));
+}
+
+float widen_one(float x) { return x; }
+
+template <typename Element>
+float widen_one(Element x) {
+  Element lanes[kLanes] = {x};
+  return widen(lanes)[0];
 }
 
 // `count` elements, then zeros.
@@ -132,7 +140,7 @@ FloatVec tanh_lanes(FloatVec x) {
   return magnitude < 0.625f ? near * x : (x < 0.0f ? -far : far);
 }
 
-// ---- transpose ----
+// ---- transpose and sums across lanes ----
 
 constexpr int lower_source(int step, int lane) { return lane & step ? kLanes + lane - step : lane; }
 constexpr int upper_source(int step, int lane) { return lane & step ? kLanes + lane : lane + step; }
@@ -154,6 +162,24 @@ void transpose(FloatVec (&rows)[kLanes]) {
   transpose_stage<2>(rows, lanes);
   if constexpr (kLanes > 4) transpose_stage<4>(rows, lanes);
   if constexpr (kLanes > 8) transpose_stage<8>(rows, lanes);
+}
+
+// The same butterfly, adding the two halves instead of keeping them: `rows` that differ in the bit `Step` become one.
+template <int Step, int... Lane>
+void add_stage(FloatVec (&rows)[kLanes], std::integer_sequence<int, Lane...>) {
+  for (int i = 0; i < kLanes; i += 2 * Step)
+    rows[i] = __builtin_shufflevector(rows[i], rows[i + Step], lower_source(Step, Lane)...) +
+              __builtin_shufflevector(rows[i], rows[i + Step], upper_source(Step, Lane)...);
+}
+
+// Lane i of the result is the sum of the lanes of rows[i], added as a tree, neighbours first: the same for every i.
+FloatVec lane_sums(FloatVec (&rows)[kLanes]) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+  add_stage<1>(rows, lanes);
+  add_stage<2>(rows, lanes);
+  if constexpr (kLanes > 4) add_stage<4>(rows, lanes);
+  if constexpr (kLanes > 8) add_stage<8>(rows, lanes);
+  return rows[0];
 }
 
 }  // namespace

@@ -7,12 +7,14 @@ import ctypes
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
 LIBRARY_PATH = Path(__file__).parent / "_paged_attention.so"
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 INSTRUCTION_SETS = {"avx512": 2, "avx2": 1, "generic": 0}  # best first
 
 OUT_OF_MEMORY = 4
@@ -29,26 +31,19 @@ class NativeLibraryError(RuntimeError):
     """The native CPU library is not built, or does not load here."""
 
 
+def _fields(ctype: type[Any], *names: str) -> tuple[tuple[str, type[Any]], ...]:
+    return tuple((name, ctype) for name in names)
+
+
 class WriteKVArgs(ctypes.Structure):
     """Mirrors `octavo::WriteKVArgs` of paged_attention.h."""
 
     _fields_ = (
-        ("key", ctypes.c_void_p),
-        ("value", ctypes.c_void_p),
-        ("key_cache", ctypes.c_void_p),
-        ("value_cache", ctypes.c_void_p),
-        ("slot_mapping", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_int64),
-        ("num_kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("num_blocks", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("element_size", ctypes.c_int64),
-        ("key_strides", ctypes.c_int64 * 2),
-        ("value_strides", ctypes.c_int64 * 2),
-        ("key_cache_strides", ctypes.c_int64 * 3),
-        ("value_cache_strides", ctypes.c_int64 * 3),
-        ("num_threads", ctypes.c_int32),
+        *_fields(ctypes.c_void_p, "key", "value", "key_cache", "value_cache", "slot_mapping"),
+        *_fields(ctypes.c_int64, "num_tokens", "num_kv_heads", "head_dim", "num_blocks", "block_size", "element_size"),
+        *_fields(ctypes.c_int64 * 2, "key_strides", "value_strides"),
+        *_fields(ctypes.c_int64 * 3, "key_cache_strides", "value_cache_strides"),
+        *_fields(ctypes.c_int32, "num_threads"),
     )
 
 
@@ -56,33 +51,95 @@ class AttendArgs(ctypes.Structure):
     """Mirrors `octavo::AttendArgs` of paged_attention.h."""
 
     _fields_ = (
-        ("query", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("key_cache", ctypes.c_void_p),
-        ("value_cache", ctypes.c_void_p),
-        ("query_start_loc", ctypes.c_void_p),
-        ("seq_lens", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("num_tokens", ctypes.c_int64),
-        ("num_q_heads", ctypes.c_int64),
-        ("num_kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("num_blocks", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("block_tables_width", ctypes.c_int64),
-        ("block_tables_stride", ctypes.c_int64),
-        ("query_strides", ctypes.c_int64 * 2),
-        ("key_cache_strides", ctypes.c_int64 * 3),
-        ("value_cache_strides", ctypes.c_int64 * 3),
-        ("scale", ctypes.c_float),
-        ("logit_softcap", ctypes.c_float),
-        ("sliding_window", ctypes.c_int64),
-        ("query_type", ctypes.c_int32),
-        ("cache_type", ctypes.c_int32),
-        ("instruction_set", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
+        *_fields(ctypes.c_void_p, "query", "out", "key_cache", "value_cache"),
+        *_fields(ctypes.c_void_p, "query_start_loc", "seq_lens", "block_tables"),
+        *_fields(ctypes.c_int64, "num_rows", "num_tokens", "num_q_heads", "num_kv_heads", "head_dim"),
+        *_fields(ctypes.c_int64, "num_blocks", "block_size", "block_tables_width", "block_tables_stride"),
+        *_fields(ctypes.c_int64 * 2, "query_strides"),
+        *_fields(ctypes.c_int64 * 3, "key_cache_strides", "value_cache_strides"),
+        *_fields(ctypes.c_float, "scale", "logit_softcap"),
+        *_fields(ctypes.c_int64, "sliding_window"),
+        *_fields(ctypes.c_int32, "query_type", "cache_type", "instruction_set", "num_threads"),
     )
+
+
+class RotateAndWriteArgs(ctypes.Structure):
+    """Mirrors `octavo::RotateAndWriteArgs` of model_ops.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "heads", "cos", "sin", "norm_weight", "query"),
+        *_fields(ctypes.c_void_p, "key_cache", "value_cache", "slot_mapping"),
+        *_fields(ctypes.c_int64, "num_tokens", "num_q_heads", "num_kv_heads", "head_dim", "num_blocks", "block_size"),
+        *_fields(ctypes.c_int64 * 2, "heads_strides"),
+        *_fields(ctypes.c_int64 * 3, "key_cache_strides", "value_cache_strides"),
+        *_fields(ctypes.c_float, "norm_eps"),
+        *_fields(ctypes.c_int32, "heads_type", "cache_type", "instruction_set", "num_threads"),
+    )
+
+
+class LinearArgs(ctypes.Structure):
+    """Mirrors `octavo::LinearArgs` of model_ops.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "inputs", "weight", "bias", "out"),
+        *_fields(ctypes.c_int64, "num_rows", "num_outputs", "in_features", "input_stride"),
+        *_fields(ctypes.c_int32, "element_type", "instruction_set", "num_threads"),
+    )
+
+
+class RmsNormArgs(ctypes.Structure):
+    """Mirrors `octavo::RmsNormArgs` of model_ops.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "inputs", "residual", "weight", "out", "total"),
+        *_fields(ctypes.c_int64, "num_rows", "size"),
+        *_fields(ctypes.c_float, "eps"),
+        *_fields(ctypes.c_int32, "element_type", "instruction_set", "num_threads"),
+    )
+
+
+class GateArgs(ctypes.Structure):
+    """Mirrors `octavo::GateArgs` of model_ops.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "gate_up", "out"),
+        *_fields(ctypes.c_int64, "num_rows", "size"),
+        *_fields(ctypes.c_int32, "activation", "element_type", "instruction_set", "num_threads"),
+    )
+
+
+class RotaryAnglesArgs(ctypes.Structure):
+    """Mirrors `octavo::RotaryAnglesArgs` of model_ops.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "positions", "inverse_frequencies", "cos", "sin"),
+        *_fields(ctypes.c_int64, "num_tokens", "size"),
+        *_fields(ctypes.c_float, "magnitude"),
+        *_fields(ctypes.c_int32, "instruction_set", "num_threads"),
+    )
+
+
+class SoftCapArgs(ctypes.Structure):
+    """Mirrors `octavo::SoftCapArgs` of model_ops.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "scores", "out"),
+        *_fields(ctypes.c_int64, "num_rows", "size"),
+        *_fields(ctypes.c_float, "cap"),
+        *_fields(ctypes.c_int32, "instruction_set", "num_threads"),
+    )
+
+
+_FUNCTIONS = {
+    "octavo_attend": AttendArgs,
+    "octavo_write_kv": WriteKVArgs,
+    "octavo_rotate_and_write": RotateAndWriteArgs,
+    "octavo_linear": LinearArgs,
+    "octavo_rms_norm": RmsNormArgs,
+    "octavo_gate": GateArgs,
+    "octavo_rotary_angles": RotaryAnglesArgs,
+    "octavo_soft_cap": SoftCapArgs,
+}
 
 
 def _openmp_runtime() -> str:
@@ -115,10 +172,12 @@ def load_library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(LIBRARY_PATH))
     except OSError as error:
         raise NativeLibraryError(f"{LIBRARY_PATH.name} does not load: {error}") from error
-    library.octavo_attend.argtypes = (ctypes.POINTER(AttendArgs),)
-    library.octavo_attend.restype = ctypes.c_int32
-    library.octavo_write_kv.argtypes = (ctypes.POINTER(WriteKVArgs),)
-    library.octavo_write_kv.restype = ctypes.c_int32
+    for name, structure in _FUNCTIONS.items():
+        if not hasattr(library, name):
+            raise NativeLibraryError(f"{LIBRARY_PATH.name} is of an older version: it lacks {name}")
+        function = getattr(library, name)
+        function.argtypes = (ctypes.POINTER(structure),)
+        function.restype = ctypes.c_int32
     library.octavo_supports.argtypes = (ctypes.c_int32,)
     library.octavo_supports.restype = ctypes.c_int32
     return library
@@ -127,6 +186,31 @@ def load_library() -> ctypes.CDLL:
 def supported_instruction_sets(library: ctypes.CDLL) -> list[str]:
     """Instruction sets that both the build and this processor have, best first."""
     return [name for name, code in INSTRUCTION_SETS.items() if library.octavo_supports(code)]
+
+
+def select_instruction_set(library: ctypes.CDLL, name: str | None) -> str:
+    """The instruction set of that name; None = the best.
+
+    Raises:
+        ValueError: this processor or this build lacks it.
+    """
+    supported = supported_instruction_sets(library)
+    if name is None:
+        return supported[0]
+    if name not in supported:
+        raise ValueError(f"instruction set {name!r} is not one of {', '.join(supported)}")
+    return name
+
+
+def element_type(dtype: torch.dtype) -> int:
+    """The code of a dtype.
+
+    Raises:
+        ValueError: the native kernels do not take it.
+    """
+    if dtype not in ELEMENT_TYPES:
+        raise ValueError(f"the native CPU kernels take float32, bfloat16 and float16, not {dtype}")
+    return ELEMENT_TYPES[dtype]
 
 
 def check_status(status: int) -> None:

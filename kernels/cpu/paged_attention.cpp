@@ -5,56 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <new>
 #include <vector>
 
+#include "threads.h"
+
 namespace octavo {
 namespace {
-
-// The tile kernel of an instruction set, or null where the processor or the build lacks it.
-const TileKernel* tile_kernel(int32_t instruction_set) {
-#if defined(OCTAVO_X86_VARIANTS)
-  __builtin_cpu_init();
-  if (instruction_set == kAvx512) {
-    const bool supported = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    return supported ? &avx512::kTileKernel : nullptr;
-  }
-  if (instruction_set == kAvx2)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2::kTileKernel : nullptr;
-#endif
-  return instruction_set == kGeneric ? &generic::kTileKernel : nullptr;
-}
-
-// Scratch of one thread, kept between calls: a fresh allocation of this size would fault its pages in every time.
-float* thread_scratch(int64_t floats) {
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<float, Free> buffer;
-  thread_local int64_t capacity = 0;
-  if (floats > capacity) {
-    const size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64;
-    buffer.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    capacity = buffer ? floats : 0;
-  }
-  return buffer.get();
-}
-
-// Runs body(i) for every i in [0, count) on up to `num_threads` threads, which take the next index as they get free.
-template <typename Body>
-void parallel_for(int64_t count, int num_threads, const Body& body) {
-  if (count <= 1 || num_threads <= 1) {
-    for (int64_t i = 0; i < count; ++i) body(i);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(static_cast<int>(std::min<int64_t>(count, num_threads)))
-  for (int64_t i = next++; i < count; i = next++) body(i);
-}
 
 // Every table entry that the row's queries can see names a block of the cache.
 Status check_row(const AttendArgs& args, int64_t row) {
@@ -94,8 +52,9 @@ std::vector<TileTask> plan(const AttendArgs& args) {
 Status attend(const AttendArgs& args) {
   for (int64_t row = 0; row < args.num_rows; ++row)
     if (const Status status = check_row(args, row)) return status;
-  const TileKernel* kernel = tile_kernel(args.instruction_set);
-  if (!kernel) return kUnsupported;
+  const KernelSet* kernels = kernel_set(args.instruction_set);
+  if (!kernels) return kUnsupported;
+  const TileKernel* kernel = kernels->attention;
   const int64_t floats = kernel->scratch_floats(args);
   const std::vector<TileTask> tasks = plan(args);
   std::atomic<bool> out_of_memory{false};
@@ -146,7 +105,5 @@ int32_t octavo_attend(const octavo::AttendArgs* args) {
 }
 
 int32_t octavo_write_kv(const octavo::WriteKVArgs* args) { return octavo::write_kv(*args); }
-
-int32_t octavo_supports(int32_t instruction_set) { return octavo::tile_kernel(instruction_set) != nullptr; }
 
 }  // extern "C"

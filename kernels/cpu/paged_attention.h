@@ -5,16 +5,12 @@
 
 #include <cstdint>
 
+#include "native.h"
+
 namespace octavo {
 
 constexpr int64_t kKeysPerTile = 64;
 constexpr int64_t kQueryRowsPerTile = 32;  // query tokens x query heads of one KV head
-
-enum ElementType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
-
-enum InstructionSet : int32_t { kGeneric = 0, kAvx2 = 1, kAvx512 = 2 };
-
-enum Status : int32_t { kOk = 0, kBadBlockId = 1, kBadSlot = 2, kBadRow = 3, kOutOfMemory = 4, kUnsupported = 5 };
 
 struct WriteKVArgs {
   const void* key;    // [num_tokens, num_kv_heads, head_dim], head_dim contiguous

@@ -81,8 +81,18 @@ def select_ops(attention_backend: str, device: torch.device, *, batch_invariant:
     Args:
         attention_backend: the name of the backend that `select_backend` chose.
         device: where the weights live.
-        batch_invariant: every row's result is bitwise the same whatever else is in the batch.
+        batch_invariant: every row's result is bitwise the same whatever else is in the batch. Plain torch does not
+            keep that: its products and norms choose their order of sums by the number of rows.
     """
+    if attention_backend == "triton":
+        from kernels.model_ops.triton_ops import TritonOps
+
+        return TritonOps(batch_invariant=batch_invariant)
+    if batch_invariant:
+        from kernels.model_ops.native_ops import NativeOps
+
+        assert attention_backend == "cpu" and device.type == "cpu", "no other backend is batch-invariant"
+        return NativeOps()
     from kernels.model_ops.torch_ops import TorchOps
 
     return TorchOps()

@@ -1,0 +1,29 @@
+// What all native CPU kernels share: codes that Python passes, and the kernels of one instruction set.
+// Every kernel is compiled once per instruction set, into a namespace of that name, and reached through its KernelSet.
+// Knows no torch: pointers, strides in elements, and plain integers.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+enum ElementType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+enum InstructionSet : int32_t { kGeneric = 0, kAvx2 = 1, kAvx512 = 2 };
+
+enum Status : int32_t { kOk = 0, kBadBlockId = 1, kBadSlot = 2, kBadRow = 3, kOutOfMemory = 4, kUnsupported = 5 };
+
+struct TileKernel;    // paged_attention.h
+struct LinearKernel;  // model_ops.h
+struct RowKernels;    // model_ops.h
+
+struct KernelSet {
+  const TileKernel* attention;
+  const LinearKernel* linear;
+  const RowKernels* rows;
+};
+
+// The kernels of an instruction set, or null where the processor or the build lacks it.
+const KernelSet* kernel_set(int32_t instruction_set);
+
+}  // namespace octavo
