@@ -110,6 +110,7 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         torch.set_num_threads(config.cpu_threads)
     device = _select_device(config.device)
     backend = select_backend(config.attention_backend, device, batch_invariant=config.batch_invariant)
+    _refuse_cache_dtype(config.kv_cache_dtype, backend.name)
     ops = select_ops(backend.name, device, batch_invariant=config.batch_invariant)
     model = load_model(
         Path(config.model_path),
@@ -170,6 +171,14 @@ def _select_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
+
+
+def _refuse_cache_dtype(kv_cache_dtype: str, backend_name: str) -> None:
+    if kv_cache_dtype in _CACHE_DTYPES and backend_name == "cpu":
+        raise UnservableSettings(
+            f"--kv-cache-dtype {kv_cache_dtype} needs --attention-backend torch (on a CPU) or a GPU: the native CPU "
+            "kernels read no quantised cache."
+        )
 
 
 def _kv_cache_spec(model: Decoder, config: EngineConfig) -> KVCacheSpec:
