@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from scheduler.output import KnownRow, NewRow
-from scheduler.sampling_params import SamplingParams
 
 
 class RowTable:
@@ -17,10 +16,12 @@ class RowTable:
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         """Reserve the rows. The pages of a row are touched only as far as its sequences grow."""
+        self.block_size = block_size
         max_num_blocks = -(-max_model_len // block_size)
         self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
         self.block_tables = np.zeros((max_num_seqs, max_num_blocks), dtype=np.int32)
-        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_known_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # those in token_ids: what the scheduler sent
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # and the sampled ones, whose ids the device has
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.index = np.zeros(max_num_seqs, dtype=np.int64)
         self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
@@ -28,7 +29,8 @@ class RowTable:
         self.top_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.seed = np.zeros(max_num_seqs, dtype=np.int64)
-        self.params: dict[int, SamplingParams] = {}  # by row
+        self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)  # best tokens to report with each; -1 = no scores
+        self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)  # the same of the prompt
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._row_of: dict[int, int] = {}  # by seq_id
         self._free_rows = list(range(max_num_seqs))[::-1]
@@ -36,9 +38,7 @@ class RowTable:
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Give back the rows of sequences that finished or were preempted."""
         for seq_id in seq_ids:
-            row = self._row_of.pop(seq_id)
-            del self.params[row]
-            self._free_rows.append(row)
+            self._free_rows.append(self._row_of.pop(seq_id))
 
     def take(self, scheduled: NewRow | KnownRow) -> int:
         """Bring a sequence's row up to date with the scheduler's message, and return the row."""
@@ -48,26 +48,24 @@ class RowTable:
         if scheduled.replaced_block is not None:
             position, block_id = scheduled.replaced_block
             self.block_tables[row, position] = block_id
-        self._append_blocks(row, scheduled.new_block_ids)
+        if scheduled.new_block_ids:
+            self._append_blocks(row, scheduled.new_block_ids)
         return row
-
-    def append_token(self, row: int, token_id: int) -> None:
-        """Add a sampled token. One sampled at the very end of the window is the last: nothing will read it."""
-        num_tokens = self.num_tokens[row]
-        if num_tokens < self.token_ids.shape[1]:
-            self.token_ids[row, num_tokens] = token_id
-        self.num_tokens[row] = num_tokens + 1
 
     def _add(self, new: NewRow) -> int:
         assert new.seq_id not in self._row_of, f"sequence {new.seq_id} arrived twice"
         row = self._row_of[new.seq_id] = self._free_rows.pop()
         self.token_ids[row, : len(new.token_ids)] = new.token_ids
-        self.num_tokens[row] = len(new.token_ids)
+        self.num_known_tokens[row] = self.num_tokens[row] = len(new.token_ids)
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         self.index[row] = new.index
-        self.params[row] = new.params
+        params = new.params
         for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
-            getattr(self, name)[row] = getattr(new.params, name)
+            getattr(self, name)[row] = getattr(params, name)
+        self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        # The prompt is the same for every sequence of a request: the first one scores it.
+        scores_prompt = params.prompt_logprobs is not None and new.index == 0
+        self.num_prompt_logprobs[row] = params.prompt_logprobs if scores_prompt else -1
         self._num_blocks[row] = 0
         self._append_blocks(row, new.block_ids)
         return row

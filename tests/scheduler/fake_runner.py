@@ -47,26 +47,42 @@ class _State:
 
 
 @dataclass
+class PendingStep:
+    """A launched step, which asks nothing of the runner any more."""
+
+    rows: tuple[RowResult, ...]
+
+    def result(self) -> StepResult:
+        return StepResult(self.rows)
+
+
+@dataclass
 class FakeRunner:
-    """Executes scheduler outputs over a dictionary of slots."""
+    """Executes scheduler outputs over a dictionary of slots.
+
+    Steps run as they are launched, each one's copies and writes before the next one's: so does a device, whenever
+    the results are asked for. A sampled token counts as known to the next launch.
+    """
 
     block_size: int
+    max_num_seqs: int
     slots: dict[tuple[int, int], int] = field(default_factory=dict)  # (block id, offset) -> prefix digest
     states: dict[int, _State] = field(default_factory=dict)
 
-    def execute(self, output: SchedulerOutput) -> StepResult:
+    def launch(self, output: SchedulerOutput) -> PendingStep:
         for seq_id in output.finished_seq_ids:
             del self.states[seq_id]
         self._copy_blocks(output)
         for row in output.rows:
             self._take_row(row)
+        assert len(self.states) <= self.max_num_seqs, "more sequences than the runner has rows"
         self._check_copies(output)
         # All rows write before any reads, as one forward pass does in each layer.
         for row in output.rows:
             self._write(row)
         num_new = [row.num_new_tokens for row in output.rows]
         assert num_new == sorted(num_new, key=lambda n: n > 1), "decodes do not come first"
-        return StepResult(tuple(self._read_and_sample(row) for row in output.rows))
+        return PendingStep(tuple(self._read_and_sample(row) for row in output.rows))
 
     def _copy_blocks(self, output: SchedulerOutput) -> None:
         sources = {copy.src for copy in output.block_copies}
@@ -99,6 +115,7 @@ class FakeRunner:
 
     def _write(self, row: NewRow | KnownRow) -> None:
         state = self.states[row.seq_id]
+        assert row.end <= state.num_prompt_tokens + max(0, state.params.max_tokens - 1), "more tokens than it may have"
         digests = prefix_digests(state.token_ids)
         for position in range(row.num_computed_tokens, row.num_computed_tokens + row.num_new_tokens):
             self.slots[self._slot(state, position)] = digests[position]

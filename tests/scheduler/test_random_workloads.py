@@ -1,17 +1,23 @@
-"""Random workloads: whatever arrives, is aborted or runs out of blocks, every answer is the one made alone."""
+"""Random workloads: whatever arrives, is aborted or runs out of blocks, every answer is the one made alone.
+
+Two machines: one goes step by step, the other schedules, launches and updates in every order that is allowed.
+"""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.admission import RequestRefused
-from tests.scheduler.test_scheduler import Bench
+from scheduler.scheduler import MAX_STEPS_IN_FLIGHT
+from tests.scheduler.bench import Bench
 
-EOS = frozenset({3})
+EOS = frozenset({3, 17, 31})
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Adds, aborts and steps in any order over pools of any size; checks every slot and every count."""
+
+    overlapped = False
 
     @initialize(
         num_blocks=st.integers(4, 24),
@@ -24,6 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.bench = Bench(
             num_blocks,
             block_size,
+            overlapped=self.overlapped,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=cap,
@@ -89,9 +96,58 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert (name, index) in bench.finish_reasons
             if request.params.prompt_logprobs is not None and (name, 0) not in self.aborted:
                 assert bench.prompt_logprobs[name] == list(request.prompt_token_ids[1:])
+        assert bench.scheduler.stats.num_generation_tokens == sum(map(len, bench.tokens.values()))
+
+
+class OverlapMachine(SchedulerMachine):
+    """The three calls of a step come one at a time, so that arrivals and aborts fall between any two of them."""
+
+    overlapped = True
+
+    def __init__(self):
+        super().__init__()
+        self.scheduled = None  # an output that is not launched yet
+
+    @precondition(lambda self: self.scheduled is None and self.bench.scheduler.has_unfinished)
+    @precondition(lambda self: len(self.bench.in_flight) < MAX_STEPS_IN_FLIGHT)
+    @rule()
+    def schedule(self):
+        self.scheduled = self.bench.schedule()
+
+    @precondition(lambda self: self.scheduled is not None)
+    @rule()
+    def launch(self):
+        self.bench.launch(self.scheduled)
+        self.scheduled = None
+
+    @precondition(lambda self: self.bench.in_flight)
+    @rule()
+    def update(self):
+        self.bench.update()
+
+    @rule(num_steps=st.integers(1, 8))
+    def step(self, num_steps):
+        self._settle()
+        super().step(num_steps)
+
+    def teardown(self):
+        if hasattr(self, "bench"):
+            self._settle()
+        super().teardown()
+
+    def _settle(self):
+        """Go back to where a loop's turn begins: everything launched, at most one step in flight."""
+        if self.scheduled is not None:
+            self.launch()
+        if len(self.bench.in_flight) == MAX_STEPS_IN_FLIGHT:
+            self.update()
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestRandomWorkloads = SchedulerMachine.TestCase
+OverlapMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestStepByStep = SchedulerMachine.TestCase
+TestOverlapped = OverlapMachine.TestCase
