@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.attention import triton_backend
 from kernels.attention.triton_backend import TritonBackend
 from kernels.model_ops.torch_ops import TorchOps
+from kernels.model_ops.triton_ops import TritonOps
 from models.cuda_graphs import CudaGraphs
 from tests.models.decode_steps import EVERYTHING, DecodeSteps, toy_model
 from tests.models.recorded_graph import POISONED_INTEGER, CpuGraphRecorder
@@ -45,8 +47,8 @@ class PoisonedLists:
         return backend
 
 
-def make_backend():
-    return TritonBackend(target_programs=12, min_split_keys=64)
+def make_backend(**choices):
+    return TritonBackend(**{"target_programs": 12, "min_split_keys": 64, **choices})
 
 
 def make_steps(backend, batch_sizes, ops=None, **config):
@@ -97,6 +99,15 @@ def test_a_growing_sequence_crosses_tiles_and_splits(decoding):
     steps, graphs, backend, _ = decoding
     for seq_len in (64, 65, 128, 129):
         steps.compare(graphs, backend, [seq_len, 5], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("seq_lens", [[MAX_LEN, 40, 513], [7, 512]])
+def test_batch_invariant_replays_are_the_decoders_to_the_bit(seq_lens, monkeypatch):
+    """Padding to a batch size changes no row, and neither does a list that is longer than the step's own."""
+    monkeypatch.setattr(triton_backend, "MIN_GRAPH_SEGMENTS", 8)  # room that the interpreter would walk through
+    backend = make_backend(target_programs=2, batch_invariant=True)
+    steps, graphs = make_steps(backend, [4], TritonOps(batch_invariant=True), **EVERYTHING)
+    steps.compare(graphs, backend, seq_lens, tolerance=0)
 
 
 class OnceFilled:
