@@ -61,7 +61,7 @@ def gate_kernel(
     gate = tl.load(gates, mask=is_column, other=0.0).to(tl.float32)
     up = tl.load(gates + SIZE, mask=is_column, other=0.0).to(tl.float32)
     if GELU:
-        activated = 0.5 * gate * (1.0 + tanh(SQRT_2_OVER_PI * (gate + 0.044715 * gate * gate * gate)))
+        activated = 0.5 * gate * (1.0 + tanh((gate + 0.044715 * gate * gate * gate) * SQRT_2_OVER_PI))
     else:
         activated = gate * sigmoid(gate)
     tl.store(out + token * SIZE + column, (activated * up).to(out.dtype.element_ty), mask=is_column)
