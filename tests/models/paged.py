@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from kernels.attention.backend import AttentionBackend
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
 from kernels.attention.rotation import rotate_heads
 from models.decoder import Decoder
@@ -64,13 +65,19 @@ class GatherBackend:
 
 
 def run_paged(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], chunk_sizes: Sequence[int], num_last: int = 1_000_000
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    chunk_sizes: Sequence[int],
+    num_last: int = 1_000_000,
+    backend: AttentionBackend | None = None,
 ) -> list[torch.Tensor]:
     """Logits of the last `num_last` tokens of every prompt, [min(num_last, len(prompt)), vocab_size] each.
 
     All prompts advance together, prompt i by `chunk_sizes[i % len(chunk_sizes)]` tokens a step, through blocks in a
     shuffled order; blocks hold NaN until they are written, and table entries past a sequence's end are arbitrary.
+    Without a `backend`, attention is that of GatherBackend.
     """
+    backend = GatherBackend() if backend is None else backend
     config = decoder.config
     tables = _shuffled_block_tables(prompts)
     dtype = str(decoder.dtype).removeprefix("torch.")
@@ -88,7 +95,7 @@ def run_paged(
             if computed[i] < len(prompt)
         ]
         rows.sort(key=lambda row: row[2] - row[1] != 1)  # decodes first
-        hidden = decoder(_batch(prompts, rows, tables), GatherBackend(), cache.layers)
+        hidden = decoder(_batch(prompts, rows, tables), backend, cache.layers)
         pieces = hidden.split([stop - start for _, start, stop in rows])
         for (i, start, stop), piece in zip(rows, pieces, strict=True):
             computed[i] = stop
