@@ -1,12 +1,14 @@
 """How many bytes the KV cache may take: what the machine or the card has left. Knows no scheduler."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 GIB = 2**30
 _DEFAULT_HOST_CACHE = 4 * GIB
+_BYTES_PER_GRAPH = 16 * 2**20  # a captured graph's launches on the device, and its lists of work
+_BYTES_PER_LOGIT = 12  # the product, its float32 copy, and the tensor that all graphs leave their logits in
 
 
 class NotEnoughMemory(RuntimeError):
@@ -18,13 +20,24 @@ def host_cache_bytes() -> int:
     return min(_DEFAULT_HOST_CACHE, available_host_bytes() // 2)
 
 
-def gpu_cache_bytes(device: torch.device, utilization: float, run_largest_step: Callable[[], None]) -> int:
+def graph_bytes(batch_sizes: Sequence[int], vocab_size: int) -> int:
+    """An upper estimate of what CUDA graphs of these batch sizes take: they are captured once the cache is allocated.
+
+    Logits are nearly all of a decode step's activations, and the largest graph's memory serves the others too.
+    """
+    return len(batch_sizes) * _BYTES_PER_GRAPH + max(batch_sizes, default=0) * vocab_size * _BYTES_PER_LOGIT
+
+
+def gpu_cache_bytes(
+    device: torch.device, utilization: float, run_largest_step: Callable[[], None], num_spare_bytes: int = 0
+) -> int:
     """Bytes of a card that remain for the KV cache.
 
     Args:
         device: the card, with the weights on it.
         utilization: share of its memory that this process may use, 0 to 1.
         run_largest_step: executes the step with the greatest need, so that its peak is measured and not guessed.
+        num_spare_bytes: left for what is allocated after the cache.
 
     Raises:
         NotEnoughMemory: if weights and the largest step leave nothing.
@@ -36,10 +49,11 @@ def gpu_cache_bytes(device: torch.device, utilization: float, run_largest_step: 
     peak = torch.cuda.max_memory_allocated(device)
     # What the driver and other processes hold counts as used: it is not ours to give.
     taken_outside = total - free - torch.cuda.memory_reserved(device)
-    left = int(total * utilization) - peak - taken_outside
+    needed = peak + taken_outside + num_spare_bytes
+    left = int(total * utilization) - needed
     if left <= 0:
         raise NotEnoughMemory(
-            f"The model and its largest step need {(peak + taken_outside) / GIB:.1f} GiB of the card's "
+            f"The model and its largest step need {needed / GIB:.1f} GiB of the card's "
             f"{total / GIB:.1f} GiB, and --gpu-memory-utilization {utilization} leaves no room for a KV cache. "
             "Raise it, or lower --max-num-batched-tokens."
         )

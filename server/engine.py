@@ -5,18 +5,22 @@ Knows no sockets and no HTTP; the process around it is server/engine_process.py.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 import torch
 
-from kernels.attention.backend import select_backend
+from kernels.attention.backend import AttentionBackend, select_backend
 from kernels.model_ops.ops import select_ops
+from models.cuda_graphs import CudaGraphs, GraphableBackend, graph_batch_sizes
 from models.decoder import Decoder
 from models.loader import load_model
-from models.memory import GIB, available_host_bytes, gpu_cache_bytes, host_cache_bytes
+from models.memory import GIB, available_host_bytes, gpu_cache_bytes, graph_bytes, host_cache_bytes
 from models.runner import ModelRunner
+from models.step_outputs import PendingStep
 from paged_cache.kv_cache import KVCache
 from paged_cache.manager import BlockManager
 from paged_cache.spec import KVCacheSpec
@@ -41,17 +45,28 @@ class UnservableSettings(RuntimeError):
 class Engine:
     """Requests in, sequence updates out, one step at a time."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, info: EngineInfo) -> None:
-        """Wire a scheduler to the runner whose cache its blocks name; see `build_engine`."""
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, info: EngineInfo, *, async_scheduling: bool = False
+    ) -> None:
+        """Wire a scheduler to the runner whose cache its blocks name; see `build_engine`.
+
+        Args:
+            scheduler: over the blocks of the runner's cache.
+            runner: executes its steps.
+            info: for the edge.
+            async_scheduling: while a step runs on the device, the next one is scheduled and launched behind it.
+        """
         self._scheduler = scheduler
         self._runner = runner
+        self._num_steps_ahead = 1 if async_scheduling else 0
+        self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()  # launched, not updated
         self._num_integrity_failures = 0
         self.info = info
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has anything to do."""
-        return self._scheduler.has_unfinished
+        """Whether a step has anything to do, if only to take the result of one that nobody waits for."""
+        return self._scheduler.has_unfinished or bool(self._in_flight)
 
     @property
     def stats(self) -> EngineStats:
@@ -80,12 +95,25 @@ class Engine:
         self._scheduler.abort(request_id, index)
 
     def step(self) -> list[SequenceUpdate]:
-        """Schedule, execute, update."""
-        output = self._scheduler.schedule()
-        return self._scheduler.update(output, self._runner.execute(output))
+        """Schedule, launch, update.
+
+        With async scheduling the update is that of the step before, which runs meanwhile: the first of the steps
+        brings nothing yet, and when nothing is left to schedule the last result is taken by a step of its own.
+        """
+        if self._scheduler.has_unfinished:
+            output = self._scheduler.schedule()
+            self._in_flight.append((output, self._runner.launch(output)))
+            if len(self._in_flight) <= self._num_steps_ahead:
+                return []
+        output, pending = self._in_flight.popleft()
+        return self._scheduler.update(output, pending.result())
 
     def check_integrity(self) -> None:
-        """Prove that the block pool is whole; if it is not, count and report it and go on serving."""
+        """Prove that the block pool is whole; if it is not, count and report it and go on serving.
+
+        For an idle engine: while steps are in flight, blocks that are free already may still be written to.
+        """
+        assert not self._in_flight
         try:
             self._scheduler.check_integrity()
         except AssertionError as error:
@@ -121,16 +149,19 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
     )
     spec = _kv_cache_spec(model, config)
     max_model_len = _max_model_len(model, config)
-
-    def build_runner(num_blocks: int) -> ModelRunner:
-        kv_cache = KVCache(spec, num_blocks, device)
-        return ModelRunner(model, backend, kv_cache, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len)
+    batch_sizes = _graph_batch_sizes(config, device, backend)
 
     def run_largest_step() -> None:
         output = _largest_step(config, max_model_len)
-        build_runner(sum(len(row.block_ids) for row in output.rows if isinstance(row, NewRow))).execute(output)
+        kv_cache = KVCache(spec, sum(len(row.block_ids) for row in output.rows if isinstance(row, NewRow)), device)
+        runner = ModelRunner(model, backend, kv_cache, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len)
+        runner.execute(output)
 
-    num_blocks = _num_blocks(config, spec, max_model_len, device, run_largest_step)
+    def card_bytes() -> int:
+        for_graphs = graph_bytes(batch_sizes, model.config.vocab_size)
+        return gpu_cache_bytes(device, config.gpu_memory_utilization, run_largest_step, for_graphs)
+
+    num_blocks = _num_blocks(config, spec, max_model_len, device, card_bytes)
     # A sequence longer than the whole pool could never end: the limit that clients see says so from the start.
     max_model_len = min(max_model_len, num_blocks * config.block_size)
     scheduler = Scheduler(
@@ -143,6 +174,20 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         ),
         BlockManager(num_blocks, config.block_size),
     )
+    kv_cache = KVCache(spec, num_blocks, device)
+    graphs = None
+    if batch_sizes:
+        longest = -(-max_model_len // config.block_size)
+        graphs = CudaGraphs(model, cast("GraphableBackend", backend), kv_cache, batch_sizes, longest)
+        graphs.capture(lambda done, total: on_progress("graphs", done, total))
+    runner = ModelRunner(
+        model,
+        backend,
+        kv_cache,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        graphs=graphs,
+    )
     info = EngineInfo(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
@@ -154,7 +199,7 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         load_seconds=time.monotonic() - started,
         kv_cache_bytes=num_blocks * spec.bytes_per_block,
     )
-    return Engine(scheduler, build_runner(num_blocks), info)
+    return Engine(scheduler, runner, info, async_scheduling=_schedules_ahead(config, device))
 
 
 def _select_device(name: str) -> torch.device:
@@ -179,6 +224,18 @@ def _refuse_cache_dtype(kv_cache_dtype: str, backend_name: str) -> None:
             f"--kv-cache-dtype {kv_cache_dtype} needs --attention-backend torch (on a CPU) or a GPU: the native CPU "
             "kernels read no quantised cache."
         )
+
+
+def _schedules_ahead(config: EngineConfig, device: torch.device) -> bool:
+    """On a CPU the scheduler would compete with the step it runs beside for the same cores."""
+    return device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+
+
+def _graph_batch_sizes(config: EngineConfig, device: torch.device, backend: AttentionBackend) -> list[int]:
+    """None where steps are launched kernel by kernel."""
+    if config.enforce_eager or device.type != "cuda" or backend.name != "triton":
+        return []
+    return graph_batch_sizes(config.max_num_seqs)
 
 
 def _kv_cache_spec(model: Decoder, config: EngineConfig) -> KVCacheSpec:
@@ -208,7 +265,7 @@ def _num_blocks(
     spec: KVCacheSpec,
     max_model_len: int,
     device: torch.device,
-    run_largest_step: Callable[[], None],
+    card_bytes: Callable[[], int],
 ) -> int:
     if config.num_gpu_blocks_override:
         num_blocks = config.num_gpu_blocks_override
@@ -218,7 +275,7 @@ def _num_blocks(
         elif device.type == "cpu":
             num_bytes = host_cache_bytes()
         else:
-            num_bytes = gpu_cache_bytes(device, config.gpu_memory_utilization, run_largest_step)
+            num_bytes = card_bytes()
         most_useful = config.max_num_seqs * -(-max_model_len // spec.block_size)
         num_blocks = min(spec.num_blocks_in(num_bytes), most_useful)
         if num_blocks < 1:

@@ -1,0 +1,87 @@
+"""The engine's loop over the real scheduler and the scheduler tests' fake runner: in turn, and one step ahead."""
+
+import pytest
+
+from paged_cache.manager import BlockManager
+from scheduler.config import SchedulerConfig
+from scheduler.sampling_params import SamplingParams
+from scheduler.scheduler import Scheduler
+from server.engine import Engine
+from server.messages import EngineInfo, Submit
+from tests.scheduler.fake_runner import VOCAB_SIZE, FakeRunner, expected_tokens
+
+EOS = frozenset({3, 17})
+
+
+class WatchedRunner(FakeRunner):
+    """Remembers how many steps were in flight at most."""
+
+    num_in_flight = most_in_flight = 0
+
+    def launch(self, output):
+        pending = super().launch(output)
+        self.num_in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
+        read = pending.result
+
+        def result():
+            self.num_in_flight -= 1
+            return read()
+
+        pending.result = result
+        return pending
+
+
+def build(num_blocks=12, **settings):
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64}
+    scheduler = Scheduler(SchedulerConfig(**limits, eos_token_ids=EOS), BlockManager(num_blocks, 4))
+    info = EngineInfo(64, num_blocks, 4, VOCAB_SIZE, "fake", "cpu", "float32", 0.0, 0)
+    return Engine(scheduler, WatchedRunner(4, limits["max_num_seqs"]), info, **settings)
+
+
+def serve(engine, requests, abort_after=None):
+    """Every token of every sequence; `abort_after` names a request and the number of steps after which it goes."""
+    for name, (prompt, params) in requests.items():
+        engine.submit(Submit(name, prompt, params, 0.0))
+    tokens, num_steps = {}, 0
+    while engine.has_unfinished:
+        for update in engine.step():
+            tokens.setdefault((update.request_id, update.index), []).extend(update.token_ids)
+        num_steps += 1
+        if abort_after is not None and num_steps == abort_after[1]:
+            engine.abort(abort_after[0], None)
+        assert num_steps < 500
+    return tokens
+
+
+def workload():
+    return {
+        f"r{i}": (list(range(i, i + 3 + 4 * i)), SamplingParams(max_tokens=14 - i, n=1 + i % 2, seed=i))
+        for i in range(7)
+    }
+
+
+@pytest.mark.parametrize(("settings", "most_in_flight"), [({}, 1), ({"async_scheduling": True}, 2)])
+def test_both_loops_give_every_token_and_leave_a_whole_pool(settings, most_in_flight):
+    engine = build(**settings)
+    tokens = serve(engine, workload())
+    assert engine.stats.num_preemptions > 0
+    for name, (prompt, params) in workload().items():
+        for index in range(params.n):
+            assert tokens[name, index] == expected_tokens(prompt, params, index, EOS)
+    assert engine._runner.most_in_flight == most_in_flight
+    assert engine._runner.num_in_flight == 0
+    engine.check_integrity()
+    assert engine.stats.num_integrity_failures == engine.stats.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("num_steps", range(1, 6))
+def test_an_abort_of_the_last_request_drains_the_steps_in_flight(num_steps):
+    engine = build(async_scheduling=True)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    tokens = serve(engine, {"a": ([1, 2, 3], params)}, abort_after=("a", num_steps))
+    assert len(tokens.get(("a", 0), [])) == num_steps - 1  # the first step brings nothing, the last is dropped
+    assert engine._runner.num_in_flight == 0
+    engine.check_integrity()
+    # The next request's first step tells the runner to forget the aborted one.
+    assert len(serve(engine, {"b": ([4, 5], params)})["b", 0]) == 30
