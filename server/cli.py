@@ -87,7 +87,7 @@ def _add_argument(parser: Any, *names: str, **options: Any) -> argparse.Action: 
 def _flags_of(source: "CliSettingsSource[argparse.ArgumentParser]", parsed: argparse.Namespace) -> dict[str, Any]:
     for name, value in vars(parsed).items():
         # `--api-key "$KEY"` with nothing in $KEY must not start a server that asks for no key.
-        if value is not None and "" in ([value] if isinstance(value, str) else value):
+        if value == "" or (isinstance(value, list) and "" in value):
             raise SettingsError(f"{flag_of(name)} must not be empty.")
     source(parsed_args=parsed)
     flags: dict[str, Any] = {name: value for name, value in source().items() if name in Settings.model_fields}

@@ -38,6 +38,11 @@ def test_flags_reach_the_settings(served):
     assert (settings.kv_cache_memory, settings.dtype) == (1 << 30, "float32")
 
 
+def test_switches_take_no_value(served):
+    assert cli.main(["serve", "--batch-invariant", "--no-enforce-eager"]) == 0
+    assert (served[0].batch_invariant, served[0].enforce_eager) == (True, False)
+
+
 def test_model_may_stand_without_its_flag(served):
     assert cli.main(["serve", "some/model"]) == 0
     assert served[0].model == "some/model"
