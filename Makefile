@@ -5,7 +5,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint bench clean
+# The oldest release of Triton that the kernels must run on; the installed one is the newest.
+OLDEST_TRITON := 3.6.0
+OLDEST_TRITON_DIR := .triton-$(OLDEST_TRITON)
+
+.PHONY: serve test lint kernels bench clean
 
 serve: $(VENV)/installed
 	$(BIN)/octavo serve $(ARGS)
@@ -19,6 +23,10 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict scheduler paged_cache
+
+# All that can be known of the GPU kernels without a GPU: about a quarter of an hour on two cores.
+kernels: $(VENV)/installed-test $(OLDEST_TRITON_DIR)/installed
+	$(BIN)/python -m tests.kernels.kernel_report --other-triton $(OLDEST_TRITON_DIR) $(ARGS)
 
 bench: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable ".[bench]"
@@ -35,5 +43,9 @@ $(VENV)/installed-test: $(VENV)/installed
 	$(BIN)/pip install --editable ".[test]"
 	touch $@
 
+$(OLDEST_TRITON_DIR)/installed: $(VENV)/installed-test
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(OLDEST_TRITON_DIR) triton==$(OLDEST_TRITON)
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info kernels/cpu/*.so
+	rm -rf $(VENV) $(OLDEST_TRITON_DIR) build *.egg-info kernels/cpu/*.so

@@ -1,4 +1,4 @@
-"""The real models, for every test that asks for one; and which tests run under Triton's interpreter.
+"""The real models, for every test that asks for one; and Triton's interpreter, for the tests that need it.
 
 The interpreter must be on before Triton is imported, so its tests run in child processes: see
 tests/kernels/test_triton_interpreter.py.
@@ -10,6 +10,11 @@ import pytest
 
 from tests import model_files
 from tests.interpreted import IS_INTERPRETING, is_interpreted_only, is_interpreted_too
+
+if IS_INTERPRETING:
+    from tests.kernels import interpreter_repair
+
+    interpreter_repair.install()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

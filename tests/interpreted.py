@@ -44,14 +44,17 @@ def interpreted_files() -> list[Path]:
     )
 
 
-def run_interpreted(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest with these arguments and Triton's interpreter on, in a process of its own."""
+def run_interpreted(
+    arguments: list[str], *, root: Path = TESTS.parent, timeout: float | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest with these arguments on a tree, with Triton's interpreter on, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", *arguments],
-        cwd=TESTS.parent,
+        cwd=root,
         # The interpreter's arrays are too small to share among threads.
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
+        timeout=timeout,
         check=False,
     )

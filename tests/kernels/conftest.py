@@ -12,11 +12,6 @@ import torch
 from kernels.attention.backend import AttentionBackend, BackendUnavailableError, select_backend
 from tests.interpreted import IS_INTERPRETING
 
-if IS_INTERPRETING:
-    from tests.kernels import interpreter_repair
-
-    interpreter_repair.install()
-
 BACKENDS = ("triton", "triton-split") if IS_INTERPRETING else ("torch", "cpu")
 BACKENDS_AND_REFERENCE = BACKENDS if IS_INTERPRETING else ("reference", *BACKENDS)
 

@@ -1,81 +1,110 @@
-"""Compiles the Triton kernels for real GPUs, in bfloat16 and without one: what the interpreter cannot show.
+"""Compiles the kernels for real GPUs without one: what the interpreter cannot show.
 
-Gates register spills: a kernel that spills is several times slower, and a compiler release can start it.
+A kernel that spills registers is several times slower, and a release of the compiler can start it. Here a few
+instances with the installed Triton; `make kernels` compiles all, for more targets, with two releases.
 """
 
-import re
+import dataclasses
+import os
 import subprocess
-from pathlib import Path
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from tests.kernels.conftest import IS_INTERPRETING
+from tests.interpreted import IS_INTERPRETING, TESTS
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(IS_INTERPRETING, reason="the interpreter replaces the compiler")
 
-TENSOR_TYPES = {
-    **dict.fromkeys(["query", "key", "value", "key_cache", "value_cache", "out"], "*bf16"),
-    **dict.fromkeys(["partial_out", "partial_max", "partial_sum"], "*fp32"),
-    **dict.fromkeys(["block_tables", "items", "merges"], "*i32"),
-    "slot_mapping": "*i64",
-    "score_scale": "fp32",
-}
-HEADS = {"NUM_Q_HEADS": 32, "GROUP_SIZE": 4, "HEAD_DIM": 128, "PADDED_DIM": 128, "BLOCK_SIZE": 16}
-DECODE = {**HEADS, "QUERY_ROWS": 16, "KEYS": 64, "SLIDING_WINDOW": 0, "SOFTCAP": 0.0}
-PREFILL = {**DECODE, "QUERY_ROWS": 64}
-GEMMA = {**DECODE, "HEAD_DIM": 256, "PADDED_DIM": 256, "KEYS": 32, "SLIDING_WINDOW": 512, "SOFTCAP": 50.0}
-MERGE = {"NUM_Q_HEADS": 32, "HEAD_DIM": 128, "PADDED_DIM": 128, "HEADS": 16}
-WRITE = {"NUM_KV_HEADS": 3, "HEAD_DIM": 80, "PADDED_HEADS": 4, "PADDED_DIM": 128, "BLOCK_SIZE": 16}
-KERNELS = {
-    "decode": ("attend_kernel", DECODE, 4),
-    "prefill": ("attend_kernel", PREFILL, 4),
-    "decode of a capped window": ("attend_kernel", GEMMA, 8),
-    "merge": ("merge_kernel", MERGE, 4),
-    "write": ("write_kv_kernel", WRITE, 4),
-}
-MAX_STACK_BYTES = 16  # Triton 3.6 spills four registers of the prefill on compute capability 8.0; 3.9 none
+from tests.kernels import compile_checks  # noqa: E402  (needs Triton)
+from tests.kernels.compile_for import Resources  # noqa: E402
+from tests.kernels.kernel_launches import Instance  # noqa: E402
+
+TARGETS = ("sm_80", "sm_90")
+# Patterns of launches: both tiles and the merge of a large model, its quantised cache, and a few of the rest.
+QUICK = (
+    r"^(decode|prefill|invariant) 32/8 heads of 128 bfloat16|^decode 32/8 heads of 128 int8"
+    r"|^rotated 32/8 heads of 128 (bfloat16|int8)|(added norm|silu|down product|sampler) Llama"
+)
+GOOD = Instance(
+    kernel="attend_kernel",
+    name="attend_kernel: prefill 32/8 heads of 128 bfloat16",
+    num_warps=4,
+    num_stages=2,
+    constants={},
+    resources=Resources(200, 65536, 0, 0, {"HGMMA": 8, "LDGSTS.128": 16}),
+)
+RECORDED = {GOOD.name: 200}
 
 
-def bytes_of_stack(cubin: bytes, folder: Path) -> int:
-    """Stack bytes per thread, where spilled registers go."""
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if not tool.exists():
-        pytest.skip("this build of Triton ships no cuobjdump")
-    usage = subprocess.run(
-        [str(tool), "--dump-resource-usage", str(path)], capture_output=True, text=True, check=True
-    ).stdout
-    return int(re.findall(r"STACK:(\d+)", usage)[0])
-
-
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_compiles_almost_without_spills(
-    kernel: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from kernels.attention import triton_kernels
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    name, constants, num_warps = KERNELS[kernel]
-    function = getattr(triton_kernels, name)
-    types = {
-        arg: "constexpr" if arg in constants else TENSOR_TYPES.get(arg, "i32")  # the rest are strides
-        for arg in function.arg_names
+@pytest.fixture(scope="module")
+def compilers() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """One process for each target, all at work at once."""
+    command = [sys.executable, "-m", "tests.kernels.kernel_launches", "--only", QUICK]
+    started = {
+        target: subprocess.Popen(
+            [*command, target],
+            cwd=TESTS.parent,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for target in TARGETS
     }
-    # Pointers and strides of real tensors are multiples of 16, which wide loads need to know.
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, arg in enumerate(function.arg_names)
-        if types[arg].startswith("*") or arg.endswith("_stride")
+    yield started
+    for process in started.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiled_kernels(compilers: dict[str, subprocess.Popen[str]], target: str) -> None:
+    output, errors = compilers[target].communicate()
+    assert compilers[target].returncode == 0, errors[-4000:]
+    recorded = compile_checks.recorded_registers(compile_checks.read_budget(), triton.__version__, target)
+    instances = [Instance.from_json(line) for line in output.splitlines()]
+    assert {"attend_kernel", "merge_kernel", "rotate_and_write_kernel", "sample_kernel"} <= {
+        i.kernel for i in instances
     }
-    compiled = triton.compile(
-        ASTSource(fn=function, signature=types, constexprs=constants, attrs=aligned),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": num_warps, "num_stages": 2, "enable_fp_fusion": True},
-    )
-    assert bytes_of_stack(compiled.asm["cubin"], tmp_path) <= MAX_STACK_BYTES
+    found = {each.name: compile_checks.complaints(each, target, recorded) for each in instances}
+    assert not {name: complaints for name, complaints in found.items() if complaints}
+
+
+def with_resources(**changes: object) -> Instance:
+    return dataclasses.replace(GOOD, resources=dataclasses.replace(GOOD.resources, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({}, None),
+        ({"registers": 199}, None),
+        ({"registers": 201}, "201 registers"),
+        ({"spill_bytes": 8}, "spills"),
+        ({"num_spills": 1}, "spills"),
+        ({"shared_bytes": 228 * 1024}, "shared memory"),
+        ({"instructions": {"HMMA": 8, "LDGSTS.128": 16}}, "does not use HGMMA"),
+        ({"instructions": {"HGMMA": 8, "LDGSTS.128": 16, "LDGSTS.64": 2}}, "less than 128 bits"),
+        ({"instructions": {"HGMMA": 8, "LDG.128": 16}}, "asynchronously"),
+    ],
+)
+def test_what_is_complained_of(changes: dict[str, object], complaint: str | None) -> None:
+    found = compile_checks.complaints(with_resources(**changes), "sm_90", RECORDED)
+    if complaint is None:
+        assert not found
+    else:
+        assert len(found) == 1 and complaint in found[0]
+
+
+def test_every_instance_needs_a_budget() -> None:
+    assert "no recorded budget" in compile_checks.complaints(GOOD, "sm_90", {})[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "registers"), [("3.6.0", 1), ("3.9.1", 2), ("3.7.0", 1), ("3.10.0", 2), ("3.5.0", 1)]
+)
+def test_a_release_without_a_record_takes_the_one_before_it(version: str, registers: int) -> None:
+    budget = {"3.9": {"sm_90": {"a": 2}}, "3.6": {"sm_90": {"a": 1}}}
+    assert compile_checks.recorded_registers(budget, version, "sm_90") == {"a": registers}

@@ -1,16 +1,9 @@
-"""Threads for the tests of this folder, and the repair of Triton's interpreter for those that run under it."""
+"""Threads for the tests of this folder."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-from tests.interpreted import IS_INTERPRETING
-
-if IS_INTERPRETING:
-    from tests.kernels import interpreter_repair
-
-    interpreter_repair.install()
 
 
 @pytest.fixture(scope="package", autouse=True)
