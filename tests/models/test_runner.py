@@ -1,5 +1,8 @@
 """The model runner under the real scheduler: what a step computes does not depend on how the work was cut."""
 
+from collections import deque
+
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from kernels.model_ops.torch_ops import TorchOps
 from models.config import LayerConfig, ModelConfig, RopeParams
 from models.decoder import Decoder
 from models.runner import ModelRunner
+from models.step_inputs import pack, unpack
 from paged_cache.kv_cache import KVCache
 from paged_cache.manager import BlockManager
 from paged_cache.spec import KVCacheSpec
@@ -61,14 +65,19 @@ class Served:
             max_model_len=MAX_MODEL_LEN,
         )
 
-    def run(self, requests):
+    def run(self, requests, num_steps_ahead=0):
         """Tokens, sampled log-probabilities and prompt scores of every (request id, index)."""
         for request_id, (prompt, params) in requests.items():
             self.scheduler.add(Request(request_id, tuple(prompt), params, 0.0))
         tokens, logprobs, scores = {}, {}, {}
+        in_flight = deque()
         while self.scheduler.has_unfinished:
             output = self.scheduler.schedule()
-            for update in self.scheduler.update(output, self.runner.execute(output)):
+            in_flight.append((output, self.runner.launch(output)))
+            if len(in_flight) <= num_steps_ahead:
+                continue
+            output, pending = in_flight.popleft()
+            for update in self.scheduler.update(output, pending.result()):
                 key = update.request_id, update.index
                 tokens.setdefault(key, []).extend(update.token_ids)
                 logprobs.setdefault(key, []).extend(update.logprobs)
@@ -135,6 +144,50 @@ def test_tokens_and_logprobs_do_not_depend_on_how_the_work_was_cut(model, alone,
         assert_same_scores(logprobs[key], alone[1][key])
     for request_id in scores:
         assert_same_scores(scores[request_id], alone[2][request_id])
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"num_blocks": 24, "max_num_batched_tokens": 5, "max_num_seqs": 5}],
+    ids=["together", "chunked and preempted"],
+)
+def test_a_step_launched_before_the_last_result_is_read_changes_nothing(model, alone, limits):
+    served = Served(model, "torch", **limits)
+    tokens, logprobs, scores = served.run(workload(), num_steps_ahead=1)
+    assert tokens == alone[0]
+    assert (served.scheduler.stats.num_preemptions > 0) == ("num_blocks" in limits)
+    for key in tokens:
+        assert_same_scores(logprobs[key], alone[1][key])
+    for request_id in scores:
+        assert_same_scores(scores[request_id], alone[2][request_id])
+
+
+def test_a_result_may_be_read_late_and_twice(model):
+    served = Served(model)
+    served.scheduler.add(Request("a", (5, 6, 7), SamplingParams(max_tokens=9, temperature=0.0, logprobs=1), 0.0))
+    outputs = [served.scheduler.schedule(), served.scheduler.schedule()]
+    steps = [served.runner.launch(output) for output in outputs]
+    late = [step.result() for step in reversed(steps)][::-1]
+    assert late == [step.result() for step in steps]
+    fresh = Served(model)
+    assert late == [fresh.runner.execute(output) for output in outputs]
+
+
+def test_arrays_packed_for_one_copy_come_out_as_they_were():
+    generator = np.random.default_rng(3)
+    arrays = {
+        "ids": generator.integers(0, 2**60, 5),
+        "table": generator.integers(0, 2**30, (7, 9)).astype(np.int32)[:, 2:5],
+        "none": np.empty(0, np.int64),
+        "pairs": np.empty((0, 2), np.int64),
+        "floats": generator.random(3).astype(np.float32),
+        "doubles": generator.random(4),
+    }
+    packed, places = pack(arrays, pin_memory=False)
+    tensors = unpack(packed, arrays, places)
+    for name, array in arrays.items():
+        assert tensors[name].data_ptr() % 16 == packed.data_ptr() % 16
+        np.testing.assert_array_equal(tensors[name].numpy(), array, strict=True)
 
 
 def test_prompt_scores_are_the_logits_of_the_previous_position(model, alone):
