@@ -109,27 +109,24 @@ def sample_kernel(
         floor = smallest_kept(logits, vocab_size, best, scale, floor, target, True, TILE, STAGES)
 
     total = tl.full([], 0.0, tl.float64)
-    last_of_lane = tl.full([TILE], -1, tl.int32)
     for begin in tl.range(0, vocab_size, TILE, num_stages=STAGES):
         exponent, is_kept = load_exponents(logits, begin, vocab_size, best, scale, floor, TILE)
-        weight = tl.where(is_kept, tl.exp2(exponent), 0.0)
-        total += tl.sum(weight, 0).to(tl.float64)
-        last_of_lane = tl.where(weight > 0.0, begin + offset, last_of_lane)
+        total += tl.sum(tl.where(is_kept, tl.exp2(exponent), 0.0), 0).to(tl.float64)
     target = tl.load(uniform + row) * total
 
-    # The tile in which the cumulative mass passes the target, and the mass before it.
+    # The last tile with mass that begins before the target, and the mass before it.
     drawn_tile = -1
     mass_before = tl.full([], 0.0, tl.float64)
     mass = tl.full([], 0.0, tl.float64)
     for begin in tl.range(0, vocab_size, TILE, num_stages=STAGES):
         exponent, is_kept = load_exponents(logits, begin, vocab_size, best, scale, floor, TILE)
         next_mass = mass + tl.sum(tl.where(is_kept, tl.exp2(exponent), 0.0), 0).to(tl.float64)
-        is_drawn = (mass <= target) & (next_mass > target)
+        is_drawn = (mass <= target) & (next_mass > mass)
         drawn_tile = tl.where(is_drawn, begin, drawn_tile)
         mass_before = tl.where(is_drawn, mass, mass_before)
         mass = next_mass
 
-    if drawn_tile >= 0:
+    if drawn_tile >= 0:  # else no token has mass, of a row without a finite logit: the likeliest stays
         exponent, is_kept = load_exponents(logits, drawn_tile, vocab_size, best, scale, floor, TILE)
         weight = tl.where(is_kept, tl.exp2(exponent), 0.0)
         # A running sum adds in another order than the sum of the tile: it may step over tokens without mass, which
@@ -137,9 +134,6 @@ def sample_kernel(
         is_past = (tl.cumsum(weight, 0) > (target - mass_before).to(tl.float32)) & (weight > 0.0)
         first_past = tl.min(tl.where(is_past, drawn_tile + offset, vocab_size), 0)
         token_id = tl.minimum(first_past, tl.max(tl.where(weight > 0.0, drawn_tile + offset, -1), 0))
-    else:  # rounding put the target at the very end; without any finite logit, the likeliest token stays
-        last = tl.max(last_of_lane, 0)
-        token_id = tl.where(last >= 0, last, token_id)
     tl.store(token_ids + row, token_id.to(tl.int64))
 
 
