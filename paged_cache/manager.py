@@ -29,6 +29,9 @@ class Allocation:
     copy_on_write: CopyOnWrite | None
 
 
+_NOTHING_CHANGED = Allocation((), None)
+
+
 class BlockManager:
     """Owns the pool; every change of a block table goes through it."""
 
@@ -67,6 +70,8 @@ class BlockManager:
         """
         copied = self._shared_partial_block(table, num_computed_tokens)
         num_new = max(0, self.num_blocks_for(num_tokens) - len(table))
+        if num_new == 0 and copied is None:  # nearly every decode
+            return _NOTHING_CHANGED
         if num_new + (copied is not None) > self.num_free_blocks:
             return None
         copy_on_write = None if copied is None else self._copy(table, copied)

@@ -36,7 +36,7 @@ def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids:
 def unreported_scores(sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> tuple[TokenLogprobs, ...]:
     """Prompt scores not reported yet, which now count as reported: a recomputed sequence scores its prompt again."""
     request = sequence.request
-    if not result.prompt_logprobs or sequence.index != 0:
+    if sequence.index != 0:
         return ()
     last = min(row.end, sequence.num_prompt_tokens - 1)  # token 0 has no score
     num_unreported = max(0, last - request.num_scored_tokens)

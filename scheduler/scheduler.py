@@ -120,12 +120,13 @@ class Scheduler:
         """
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step is scheduled before the first is updated"
         plan = StepPlan(self._config.max_num_batched_tokens)
+        num_uncomputed = {sequence: sequence.num_uncomputed_tokens for sequence in self._queues.running}
         # A stable sort: within decodes and within chunks the order of admission stands.
-        for sequence in sorted(self._queues.running, key=lambda s: s.num_uncomputed_tokens > 1):
+        for sequence in sorted(num_uncomputed, key=lambda s: num_uncomputed[s] > 1):
             if plan.budget == 0:
                 break
-            if sequence.status is SequenceStatus.RUNNING and sequence.num_uncomputed_tokens > 0:
-                self._plan_running(sequence, plan)
+            if num_uncomputed[sequence] > 0 and sequence.status is SequenceStatus.RUNNING:
+                self._plan_running(sequence, num_uncomputed[sequence], plan)
         if not plan.preempted:
             self._admit(plan)
         assert not plan.is_empty or not self.has_unfinished or self._in_flight, (
@@ -156,12 +157,12 @@ class Scheduler:
 
     # --- scheduling ---
 
-    def _chunk_size(self, sequence: Sequence, budget: int) -> int:
+    def _chunk_size(self, num_uncomputed_tokens: int, budget: int) -> int:
         cap = self._config.long_prefill_token_threshold or budget
-        return min(sequence.num_uncomputed_tokens, budget, cap)
+        return min(num_uncomputed_tokens, budget, cap)
 
-    def _plan_running(self, sequence: Sequence, plan: StepPlan) -> None:
-        num_new = self._chunk_size(sequence, plan.budget)
+    def _plan_running(self, sequence: Sequence, num_uncomputed_tokens: int, plan: StepPlan) -> None:
+        num_new = self._chunk_size(num_uncomputed_tokens, plan.budget)
         end = sequence.num_computed_tokens + num_new
         while (allocation := self._manager.allocate(sequence.block_table, sequence.num_computed_tokens, end)) is None:
             victim = choose_victim(self._queues.running, self._config.max_preemptions)
@@ -194,9 +195,9 @@ class Scheduler:
                 if sequence.status is SequenceStatus.FINISHED:  # aborted; the first of those left takes its place
                     heir = next((s for s in sequence.request.sequences if s in self._queues.running), None)
                     if heir is not None:
-                        self._plan_running(heir, plan)
+                        self._plan_running(heir, heir.num_uncomputed_tokens, plan)
                     continue
-            plan.add(sequence, self._chunk_size(sequence, plan.budget), allocation)
+            plan.add(sequence, self._chunk_size(sequence.num_uncomputed_tokens, plan.budget), allocation)
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         """Take a running sequence's blocks, and its row out of this step; its tokens are recomputed later.
@@ -211,7 +212,7 @@ class Scheduler:
     # --- results ---
 
     def _take_result(self, sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> SequenceUpdate | None:
-        scores = unreported_scores(sequence, row, result)
+        scores = unreported_scores(sequence, row, result) if result.prompt_logprobs else ()
         accepted = AcceptedTokens()
         if result.token_ids:
             sequence.num_pending_tokens -= 1
