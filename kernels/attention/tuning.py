@@ -62,7 +62,8 @@ class TileTable:
         lines = []
         for row in self.rows:
             entry = dataclasses.asdict(row)
-            lines.append(json.dumps({**entry, **entry.pop("config"), "source": entry.pop("source")}))
+            config, source = entry.pop("config"), entry.pop("source")
+            lines.append(json.dumps({**entry, **config, "source": source}))
         path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
     @property
