@@ -22,10 +22,13 @@ if not __package__:  # run as a script: Python has put this folder on the path, 
 from benchmarks.gpu_batches import Batch, Heads, Rows, contiguous, decodes, make_batch, prefills
 from benchmarks.gpu_part import Part, run_part
 from benchmarks.gpu_timing import COPY_BYTES, MATRIX_SIZE, Timing, copy_bandwidth, matrix_rate
-from kernels.attention.backend import AttentionBackend, select_backend
+from kernels.attention.backend import PROGRAMS_PER_MULTIPROCESSOR, AttentionBackend, select_backend
+from kernels.attention.triton_backend import TritonBackend
 from tests.kernels.paged_batches import relative_error
 
 HOST_REPEATS = 20
+OTHER_BLOCK_SIZES = (32, 64)
+PROGRAMS = (1, 2, 3, 4)  # per multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,11 @@ class AttentionBench:
         for name, rows in shapes.decodes.items():
             part.measure(f"invariant decode {name}", self._job(self._price_of_invariance, rows))
         part.measure("invariant prefill 4k", self._job(self._price_of_invariance, shapes.prefills["4k"]))
+        for block_size in OTHER_BLOCK_SIZES:
+            for name, rows in (("decode 8 x 32k", shapes.decodes["8 x 32k"]), ("prefill 4k", shapes.prefills["4k"])):
+                part.measure(f"blocks of {block_size}, {name}", self._job(self._block_size, rows, block_size))
+        for name, rows in shapes.decodes.items():
+            part.measure(f"programs per multiprocessor, decode {name}", self._job(self._occupancy, rows))
         part.measure("planning 256 rows", self._planning)
 
     def _job(
@@ -164,6 +172,19 @@ class AttentionBench:
         default, invariant = self._time(self._default, batch), self._time(self._invariant, batch)
         return {**_columns(invariant), "over_default": invariant.median / default.median}
 
+    def _block_size(self, rows: Rows, block_size: int) -> Mapping[str, object]:
+        default, other = (self._time(self._default, self._batch(rows, block_size=size)) for size in (None, block_size))
+        return {**_columns(other), "over_default": other.median / default.median}
+
+    def _occupancy(self, rows: Rows) -> Mapping[str, object]:
+        """How finely long key ranges are split: the backend's own choice is a constant that this may correct."""
+        batch = self._batch(rows)
+        values: dict[str, object] = {"chosen": PROGRAMS_PER_MULTIPROCESSOR}
+        for programs in PROGRAMS:
+            backend = TritonBackend(programs * self._num_multiprocessors())
+            values[f"{programs}_ms"] = self._time(backend, batch).median * 1e3
+        return values
+
     def _planning(self) -> Mapping[str, object]:
         """Host milliseconds of a step's first layer, which plans, and of one that finds the plan made."""
         batch = self._batch(self._shapes.many_rows)
@@ -197,6 +218,11 @@ class AttentionBench:
 
     def _time(self, backend: AttentionBackend, batch: Batch) -> Timing:
         return self._part.timer.time(lambda: self._attend(backend, batch))
+
+    def _num_multiprocessors(self) -> int:
+        if self._part.is_dry:
+            return 1
+        return torch.cuda.get_device_properties(self._part.device).multi_processor_count
 
     def _sdpa_backends(self) -> tuple[SDPBackend, ...]:
         if self._part.is_dry:

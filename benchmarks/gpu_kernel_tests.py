@@ -21,7 +21,7 @@ from benchmarks.gpu_part import Part, Values, run_part
 from benchmarks.machine import ROOT
 
 KERNEL_TESTS = "tests/kernels"
-SMALL_TESTS = "tests/kernels/test_block_writes.py"
+SMALL_TESTS = "tests/kernels/test_block_writes.py::test_write_of_a_packed_product"
 NEEDED = ("pytest", "hypothesis")
 MAX_PROCESSES = 12  # each takes its own context on the card
 MAX_NAMED = 20  # failed tests

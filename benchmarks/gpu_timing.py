@@ -37,12 +37,13 @@ class Timing:
 class Timer(Protocol):
     """Runs work until its median is known."""
 
-    def time(self, run: Callable[[], object], *, flush: bool = True) -> Timing:
+    def time(self, run: Callable[[], object], *, flush: bool = True, max_seconds: float = MAX_SECONDS) -> Timing:
         """Time `run`, which queues work on the device and does not wait for it.
 
         Args:
             run: the same work each time.
             flush: evict the cache between repeats; off where the work itself is far larger than the cache.
+            max_seconds: about how long to repeat it, unless that is fewer than `MIN_REPEATS` times.
         """
         ...
 
@@ -56,7 +57,7 @@ class CudaTimer:
         self._buffer = torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
         self._warm_up()
 
-    def time(self, run: Callable[[], object], *, flush: bool = True) -> Timing:
+    def time(self, run: Callable[[], object], *, flush: bool = True, max_seconds: float = MAX_SECONDS) -> Timing:
         """See `Timer`. Flushes by reading: lines left dirty by a write would be written back while the run is timed."""
         torch.cuda.synchronize(self._device)
         started = time.perf_counter()
@@ -66,7 +67,7 @@ class CudaTimer:
         started = time.perf_counter()
         self._timed(run, flush, 2)
         estimate = (time.perf_counter() - started) / 2
-        repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(MAX_SECONDS / estimate)))
+        repeats = min(MAX_REPEATS, max(MIN_REPEATS, int(max_seconds / estimate)))
         return _timing(self._timed(run, flush, repeats), first)
 
     def _timed(self, run: Callable[[], object], flush: bool, repeats: int) -> list[float]:
@@ -95,7 +96,7 @@ class CudaTimer:
 class WallTimer:
     """The clock on the wall, for a dry run."""
 
-    def time(self, run: Callable[[], object], *, flush: bool = True) -> Timing:
+    def time(self, run: Callable[[], object], *, flush: bool = True, max_seconds: float = MAX_SECONDS) -> Timing:
         """See `Timer`; there is no cache worth flushing."""
         seconds = []
         for _ in range(1 + DRY_REPEATS):
