@@ -116,7 +116,7 @@ class Settings(BaseSettings):
         "auto", description="Type of the KV cache; auto: the model's own. int8 and fp8 halve it, with a scale per head."
     )
     batch_invariant: bool = Field(
-        False, description="A request's tokens are bitwise the same whatever else runs beside it; slower."
+        False, description="A request's tokens are bitwise the same whatever else runs beside it; slower on a GPU."
     )
     async_scheduling: bool | None = Field(
         None, description="Schedule a step while the one before it still runs; by default on a GPU only."

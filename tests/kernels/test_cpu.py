@@ -27,7 +27,7 @@ def needs_library() -> None:
     make_backend("cpu")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def restore_threads() -> Iterator[None]:
     """For tests that change torch's number of threads."""
     num_threads = torch.get_num_threads()
@@ -132,40 +132,53 @@ def test_rounding_to_half_precision(source_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("restore_threads")
-def test_output_does_not_depend_on_threads_or_company() -> None:
-    """A row alone on one thread equals the same row in a batch on several, bit for bit."""
-    batch = make_batch(Shape(9, 3, 64, 16), [1, 1, 1, 40, 17], [200, 64, 3, 90, 17])
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=ragged_rows,
+    heads=st.sampled_from([(1, 1), (6, 2), (7, 1), (40, 1)]),
+    head_dim=st.sampled_from([1, 24, 64, 70]),
+    block_size=st.sampled_from([5, 16, 100]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    sliding_window=st.none() | st.integers(1, 200),
+    logit_softcap=st.none() | st.floats(0.5, 60),
+    instruction_set=st.sampled_from(list(INSTRUCTION_SETS)),
+    chunk_size=st.integers(1, 90),
+    seed=st.integers(0, 2**32),
+)
+def test_output_does_not_depend_on_batch_chunks_or_threads(
+    rows: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    sliding_window: int | None,
+    logit_softcap: float | None,
+    instruction_set: str,
+    chunk_size: int,
+    seed: int,
+) -> None:
+    """All rows at once on three threads equal every row alone, cut into chunks, on one thread, bit for bit."""
+    if instruction_set not in supported_instruction_sets(load_library()):
+        instruction_set = "generic"
+    backend = CpuBackend(instruction_set)
+    query_lens, seq_lens = (list(column) for column in zip(*sorted(rows), strict=True))
+    batch = make_batch(Shape(*heads, head_dim, block_size, dtype), query_lens, seq_lens, seed)
+    params = AttentionParams(head_dim**-0.5, sliding_window, logit_softcap)
     torch.set_num_threads(3)
-    together = make_backend("cpu").attend(batch.query, batch.kv_layer, batch.metadata, PARAMS)
+    together = backend.attend(batch.query, batch.kv_layer, batch.metadata, params)
     torch.set_num_threads(1)
-    for row in range(5):
-        begin, end = batch.metadata.query_start_loc[row : row + 2].tolist()
-        alone = dataclasses.replace(
-            batch.metadata,
-            query_start_loc=torch.tensor([0, end - begin], dtype=torch.int32),
-            seq_lens=batch.metadata.seq_lens[row : row + 1],
-            block_tables=batch.metadata.block_tables[row : row + 1],
-        )
-        out = make_backend("cpu").attend(batch.query[begin:end], batch.kv_layer, alone, PARAMS)
-        assert torch.equal(out, together[begin:end])
-
-
-@pytest.mark.parametrize("sliding_window", [None, 50])
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_output_does_not_depend_on_chunking(instruction_set: str, sliding_window: int | None) -> None:
-    """One prefill equals the same tokens one by one, bit for bit."""
-    backend = native(instruction_set)
-    batch = make_batch(Shape(8, 2, 64, 16), [130], [130])
-    params = AttentionParams(scale=0.125, sliding_window=sliding_window, logit_softcap=30.0)
-    prefill = backend.attend(batch.query, batch.kv_layer, batch.metadata, params)
-    for token in range(130):
-        metadata = dataclasses.replace(
-            batch.metadata,
-            query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
-            seq_lens=torch.tensor([token + 1], dtype=torch.int32),
-        )
-        out = backend.attend(batch.query[token : token + 1], batch.kv_layer, metadata, params)
-        assert torch.equal(out[0], prefill[token])
+    starts = batch.metadata.query_start_loc.tolist()
+    for row, seq_len in enumerate(seq_lens):
+        for begin in range(starts[row], starts[row + 1], chunk_size):
+            end = min(begin + chunk_size, starts[row + 1])
+            metadata = dataclasses.replace(
+                batch.metadata,
+                query_start_loc=torch.tensor([0, end - begin], dtype=torch.int32),
+                seq_lens=torch.tensor([seq_len - (starts[row + 1] - end)], dtype=torch.int32),
+                block_tables=batch.metadata.block_tables[row : row + 1],
+            )
+            out = backend.attend(batch.query[begin:end], batch.kv_layer, metadata, params)
+            assert torch.equal(out, together[begin:end])
 
 
 def test_block_table_sliced_from_a_wider_one() -> None:

@@ -56,6 +56,13 @@ def test_auto_with_a_broken_library_says_why(caplog: pytest.LogCaptureFixture) -
     assert "does not load" in record.getMessage()
 
 
+def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source tree that moved on under an editable install: the library lacks functions."""
+    monkeypatch.setattr(library, "LIBRARY_PATH", Path(torch._C.__file__))  # a shared object with other functions
+    with pytest.raises(library.NativeLibraryError, match="of an older version: it lacks octavo_"):
+        library.load_library.__wrapped__()
+
+
 @pytest.mark.usefixtures("without_library")
 def test_cpu_by_name_without_the_library() -> None:
     with pytest.raises(BackendUnavailableError, match="not built"):
