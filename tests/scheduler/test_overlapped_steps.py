@@ -167,3 +167,23 @@ def test_steps_are_at_most_two_and_updated_in_order():
     output, pending = bench.in_flight[1]
     with pytest.raises(AssertionError, match="order"):
         bench.scheduler.update(output, pending.result())
+
+
+def test_a_shared_prompt_that_is_preempted_meanwhile_is_not_forked():
+    bench = ahead(num_blocks=11, block_size=1, max_num_batched_tokens=3)
+    bench.add("a", prompt_len=1, max_tokens=8)
+    for _ in range(2):
+        bench.step()
+    bench.add("b", prompt_len=6, max_tokens=2, n=2)
+    while not bench.scheduler.stats.num_preemptions:
+        assert bench.scheduler.has_unfinished
+        bench.launch(bench.schedule())
+        if not bench.scheduler.stats.num_preemptions:
+            bench.update()
+    [prompt] = bench.requests["b"].sequences
+    [completing] = [row for row in bench.in_flight[0][0].rows if row.seq_id == prompt.seq_id]
+    assert (completing.end, prompt.status) == (5, SequenceStatus.PREEMPTED)
+    bench.update()
+    assert bench.requests["b"].awaits_fork  # its blocks are gone: nothing is left to share
+    bench.drain()
+    bench.assert_all_exact()
