@@ -1,10 +1,13 @@
 """The Triton operations under the interpreter: against float64, and rows that do not depend on their batch."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from kernels.model_ops import triton_ops
 from kernels.model_ops.ops import Activation
 from kernels.model_ops.torch_ops import TorchOps
 from kernels.model_ops.triton_ops import TritonOps
@@ -47,6 +50,7 @@ def test_add_rms_norm(dtype: torch.dtype) -> None:
     normed, total = OPS.add_rms_norm(inputs, residual, weight, 1e-5)
     assert torch.equal(total, inputs + residual) and total.dtype == normed.dtype == dtype
     assert torch.equal(residual, before)
+    assert torch.equal(normed, OPS.rms_norm(total, weight, 1e-5))  # of the sum as it is stored
     assert relative_error(normed, exact_norm(total, weight)) < TOLERANCES[dtype]
 
 
@@ -125,6 +129,23 @@ def test_a_row_does_not_depend_on_its_batch(dtype: torch.dtype, monkeypatch: pyt
             if row < num_rows:
                 for tensor, one in zip(together, expected, strict=True):
                     assert torch.equal(tensor[row], one[0])
+
+
+def test_the_launch_of_the_invariant_product_depends_on_the_weight_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and warps choose the order of a GPU's sums, which the interpreter does not show."""
+    launches = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *args, **options: launches.append(options)
+
+    monkeypatch.setattr(triton_ops, "linear_kernel", Recorder())
+    for dtype, out_features in ((torch.bfloat16, 64), (torch.bfloat16, 40_000), (torch.float32, 64)):
+        weight = torch.zeros(out_features, 64, dtype=dtype)
+        launches.clear()
+        for num_rows in (*BATCH_SIZES, 5000):
+            OPS.linear(torch.zeros(num_rows, 64, dtype=dtype), weight, None)
+        assert all(options == launches[0] for options in launches)
 
 
 def test_no_rows() -> None:

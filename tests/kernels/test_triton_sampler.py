@@ -111,6 +111,17 @@ def test_ties_at_a_cut_stay_together() -> None:
     assert torch.equal(sample(logits, batch), torch_sampler.sample(logits, batch))
 
 
+def test_a_cut_among_neighbouring_floats_ends() -> None:
+    """Between two of them the bisection has no middle. Scaled, some become equal, and then stay together."""
+    num_rows = 20
+    logits = (-1.0 - torch.arange(num_rows, dtype=torch.float64) * 2.0**-23).float()
+    logits = torch.cat((torch.zeros(1), logits)).expand(num_rows, -1)
+    rows = [(1.0, 1 + row, 1.0, 0.0) for row in range(num_rows)]
+    last_kept = sample(logits, make_batch(rows, torch.full((num_rows,), 1.0 - 2.0**-53, dtype=torch.float64)))
+    excess = last_kept - torch.arange(num_rows)
+    assert ((excess >= 0) & (excess <= 1)).all()
+
+
 def test_the_likeliest_of_equals_is_the_first() -> None:
     logits = torch.zeros(3, 3 * TILE)
     logits[0, [100, TILE + 7, 2 * TILE]] = 9.0
