@@ -20,8 +20,8 @@ if not __package__:  # run as a script: Python has put this folder on the path, 
 from benchmarks.gpu_part import Part, Values, run_part
 from benchmarks.machine import ROOT
 
-KERNEL_TESTS = "tests/kernels"
-SMALL_TESTS = "tests/kernels/test_block_writes.py::test_write_of_a_packed_product"
+FOLDER = "tests/kernels"
+SMALL_TESTS = f"{FOLDER}/test_block_writes.py::test_write_of_a_packed_product"
 NEEDED = ("pytest", "hypothesis")
 MAX_PROCESSES = 12  # each takes its own context on the card
 MAX_NAMED = 20  # failed tests
@@ -33,16 +33,25 @@ def measure(part: Part) -> None:
     if missing:
         part.record("skipped", {"note": f"not installed: {', '.join(missing)}"})
         return
-    part.check("pytest", lambda: _run(SMALL_TESTS if part.is_small else KERNEL_TESTS))
+    part.check("pytest", lambda: _run([SMALL_TESTS] if part.is_small else _files()))
 
 
-def _run(tests: str) -> tuple[bool, Values]:
+def _files() -> list[str]:
+    """Those with tests of Triton kernels; others may need what a card's machine lacks, the CPU library for one."""
+    from tests.interpreted import interpreted_files
+
+    return [str(path) for path in interpreted_files() if path.parent == ROOT / FOLDER]
+
+
+def _run(tests: list[str]) -> tuple[bool, Values]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-p", "tests.kernels.on_card", "-p", "no:cacheprovider"]
         # The folder's own conftest alone: those above it need the server's packages.
-        command += [f"--confcutdir={KERNEL_TESTS}", f"--junitxml={report}", "-W", "ignore", *_in_parallel(), tests]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        command += [f"--confcutdir={FOLDER}", f"--junitxml={report}", "-W", "ignore", *_in_parallel(), *tests]
+        # The oracles run on the CPU, in as many processes as there are cores.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         print(done.stdout[-20_000:], done.stderr[-5_000:], sep="\n", flush=True)
         if not report.exists():
             return False, {"exit_status": done.returncode, "note": done.stderr.strip()[-300:]}

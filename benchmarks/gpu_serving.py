@@ -4,6 +4,7 @@ Two loops over the same calls: each step after the results of the last one, or l
 has random weights. Knows no results file.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,11 @@ def build_engine(
             parameter.normal_(std=0.02)
     spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
     return Engine(model, backend, KVCache(spec, num_blocks, device), synchronise)
+
+
+def can_capture() -> bool:
+    """Without torch's pool of memory, as compute-sanitizer is run, a capture could not allocate."""
+    return os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1"
 
 
 def make_recorder(device: torch.device) -> GraphRecorder:

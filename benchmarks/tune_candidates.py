@@ -21,6 +21,9 @@ from kernels.attention.triton_kernels import attend_kernel
 from kernels.attention.tuning import KINDS, TileConfig, TileRow, TileTable
 
 MAX_PROCESSES = 14  # that compile; each has its own context on the card
+MAX_TILE = 128 * 128  # elements of a tile of scores, and of a tile of keys
+MAX_ACCUMULATORS = 64  # of the output in each thread's 255 registers; twice as many spill
+THREADS_PER_WARP = 32
 QUANTISED = ("float8_e4m3fn", "int8")
 
 
@@ -83,12 +86,12 @@ def candidates(job: Job) -> list[TileConfig]:
         "prefill": ((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)),
         "invariant": ((least_rows, 2 * least_rows, 64), (32, 64, 128), (4, 8), (2, 3)),
     }[job.kind]
-    most_elements = 128 * 128  # of a tile of scores and of a tile of keys
     found = [TileConfig(*sizes) for sizes in product(sorted(set(rows)), keys, warps, stages)]
     return [
         config
         for config in found
-        if config.keys * max(config.query_rows, job.layer.head_dim) <= most_elements
+        if config.keys * max(config.query_rows, job.layer.head_dim) <= MAX_TILE
+        and config.query_rows * job.layer.head_dim <= MAX_ACCUMULATORS * THREADS_PER_WARP * config.num_warps
         and (job.kind != "invariant" or SEGMENT_KEYS % config.keys == 0)
     ]
 
