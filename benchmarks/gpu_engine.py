@@ -18,6 +18,7 @@ from benchmarks.gpu_serving import GREEDY, SAMPLED, Engine, Way, build_engine, m
 from benchmarks.gpu_workload import FULL, SMALL, Workload, prompts
 from models.cuda_graphs import CudaGraphs
 
+HOST_PARTS = ("schedule", "launch", "result", "update")
 WARM_UP_TOKENS = 2  # a step of prefill and one of decode: all that there is to compile
 
 
@@ -67,7 +68,8 @@ def _rates(
     assert served.num_tokens == expected, f"{served.num_tokens} tokens came, not {expected}"
     values = {"tokens_per_s": served.num_tokens / served.seconds, "step_ms": median(served.step_seconds) * 1e3}
     if served.host_seconds:
-        values["host_ms"] = median(served.host_seconds) * 1e3
+        for column, name in (("host_ms", "total"), *((f"{name}_ms", name) for name in HOST_PARTS)):
+            values[column] = median(getattr(seconds, name) for seconds in served.host_seconds) * 1e3
     return {**values, "first_s": first}
 
 

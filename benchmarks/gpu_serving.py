@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -55,6 +56,21 @@ class Way:
         return ("eager" if self.graphs is None else "graphs") + (", overlapped" if self.is_overlapped else "")
 
 
+@dataclass(frozen=True, slots=True)
+class HostSeconds:
+    """What the host does in one step; nothing here waits for the device."""
+
+    schedule: float
+    launch: float  # inputs and rows, and the launches themselves
+    result: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.schedule + self.launch + self.result + self.update
+
+
 @dataclass(slots=True)
 class Served:
     """What came of some requests, and how long it took."""
@@ -63,7 +79,7 @@ class Served:
     logprobs: dict[str, list[float]]  # of those tokens, where the sampling asks for them
     seconds: float = 0.0
     step_seconds: list[float] = field(default_factory=list)  # of steps in which every request decodes
-    host_seconds: list[float] = field(default_factory=list)  # of the same, without the wait for the device
+    host_seconds: list[HostSeconds] = field(default_factory=list)  # of the same, without the wait for the device
 
     @property
     def num_tokens(self) -> int:
@@ -162,17 +178,21 @@ def serve(
 def _step_in_turn(scheduler: Scheduler, runner: ModelRunner, served: Served, synchronise: Callable[[], None]) -> None:
     """The wait for the device stands alone, so that all the rest of a step is the host's time."""
     while scheduler.has_unfinished:
-        started = time.perf_counter()
+        times = [time.perf_counter()]
         output = scheduler.schedule()
+        times.append(time.perf_counter())
         pending = runner.launch(output)
-        launched = time.perf_counter()
+        times.append(time.perf_counter())
         synchronise()
-        waited = time.perf_counter()
-        _take(served, scheduler.update(output, pending.result()))
-        ended = time.perf_counter()
+        times.append(time.perf_counter())
+        result = pending.result()
+        times.append(time.perf_counter())
+        _take(served, scheduler.update(output, result))
+        times.append(time.perf_counter())
         if _is_full_decode(output, served):
-            served.step_seconds.append(ended - started)
-            served.host_seconds.append(ended - started - (waited - launched))
+            schedule, launch, _wait, read, update = (end - start for start, end in pairwise(times))
+            served.step_seconds.append(times[-1] - times[0])
+            served.host_seconds.append(HostSeconds(schedule, launch, read, update))
 
 
 def _step_overlapped(scheduler: Scheduler, runner: ModelRunner, served: Served) -> None:
