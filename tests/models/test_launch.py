@@ -1,13 +1,15 @@
-"""Launching a step reads nothing back from the device, so that it may run ahead of it."""
+"""Launching a step reads nothing back from the device, so that it may run ahead of it; what comes back is exact."""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.sampling.sampling_batch import SamplingBatch
 from models.runner import ModelRunner
+from models.sampler import uniform_numbers
 from paged_cache.kv_cache import KVCache
 from paged_cache.manager import BlockManager
 from paged_cache.spec import KVCacheSpec
@@ -47,7 +49,17 @@ class LookedUpModel:
         return hidden
 
     def _sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        return (logits + batch.uniform[:, None]).argmax(dim=-1)
+        return (logits.argmax(dim=-1) + (batch.uniform * VOCAB_SIZE).long()) % VOCAB_SIZE
+
+    def expected(self, prompt, params, index):
+        """The tokens of a sequence and their log-probabilities, without a runner."""
+        token_ids, scores = list(prompt), []
+        for position in range(len(prompt), len(prompt) + params.max_tokens):
+            logits = self.table[token_ids[-1]]
+            [uniform] = uniform_numbers(*(np.array([number]) for number in (params.seed, index, position)))
+            token_ids.append((int(logits.argmax()) + int(uniform * VOCAB_SIZE)) % VOCAB_SIZE)
+            scores.append(float(logits.log_softmax(-1)[token_ids[-1]]))
+        return token_ids[len(prompt) :], scores
 
 
 @pytest.fixture
@@ -68,11 +80,21 @@ def test_launch_reads_nothing_back(host_reads_refused):
     guard, lift = host_reads_refused
     limits = {"max_num_seqs": 4, "max_model_len": 48}
     scheduler = Scheduler(SchedulerConfig(**limits, max_num_batched_tokens=9), BlockManager(14, 4))
-    runner = ModelRunner(LookedUpModel(), None, KVCache(KVCacheSpec(1, 1, 2, 4, "float32"), 14, CPU), **limits)
-    for i in range(4):
-        params = SamplingParams(max_tokens=12, n=1 + i % 2, seed=i, logprobs=(None, 2)[i // 2], prompt_logprobs=1)
-        scheduler.add(Request(f"r{i}", tuple(range(i, i + 5 + 2 * i)), params, float(i)))
-    copies = num_tokens = 0
+    model = LookedUpModel()
+    runner = ModelRunner(model, None, KVCache(KVCacheSpec(1, 1, 2, 4, "float32"), 14, CPU), **limits)
+    requests = [
+        Request(
+            request_id=f"r{i}",
+            prompt_token_ids=tuple(range(i, i + 5 + 2 * i)),
+            # Rows with scores and rows without share steps, and so do different numbers of best tokens.
+            params=SamplingParams(max_tokens=12, n=1 + i % 2, seed=i, logprobs=(1, None, 2)[i % 3], prompt_logprobs=1),
+            arrival_time=float(i),
+        )
+        for i in range(4)
+    ]
+    for request in requests:
+        scheduler.add(request)
+    copies, updates = 0, []
     while scheduler.has_unfinished:
         output = scheduler.schedule()
         copies += len(output.block_copies)
@@ -80,7 +102,18 @@ def test_launch_reads_nothing_back(host_reads_refused):
         with ReadsNothingBack():
             pending = runner.launch(output)
         lift()
-        num_tokens += sum(len(update.token_ids) for update in scheduler.update(output, pending.result()))
-    assert num_tokens == 6 * 12
+        updates += scheduler.update(output, pending.result())
     assert copies > 0
     assert scheduler.stats.num_preemptions > 0
+    for request in requests:
+        for index in range(request.params.n):
+            own = [u for u in updates if (u.request_id, u.index) == (request.request_id, index)]
+            token_ids, logprobs = model.expected(request.prompt_token_ids, request.params, index)
+            assert [token_id for update in own for token_id in update.token_ids] == token_ids
+            scores = [score for update in own for score in update.logprobs]
+            if request.params.logprobs is None:
+                assert not scores
+                continue
+            assert [score.token_id for score in scores] == token_ids
+            assert [score.logprob for score in scores] == pytest.approx(logprobs, abs=1e-5)
+            assert {len(score.top) for score in scores} == {request.params.logprobs}
