@@ -15,8 +15,8 @@ from kernels.triton_math import LOG2E
 MIN_WEIGHT = tl.constexpr(2.0**-126)  # of a token relative to the likeliest: the smallest normal float32
 MIN_TEMPERATURE = tl.constexpr(1e-30)  # its reciprocal is finite; far below it only the likeliest token has mass
 TILE = 2048
-NUM_WARPS = 16
-NUM_STAGES = 6  # tiles in flight: one program reads its row alone, and must keep enough of it on the way
+NUM_WARPS = 8
+NUM_STAGES = 5  # tiles in flight: one program reads its row alone, and must keep enough of it on the way
 
 
 @triton.jit
