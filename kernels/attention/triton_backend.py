@@ -14,7 +14,7 @@ from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLay
 from kernels.attention.planner import PlanSettings
 from kernels.attention.triton_kernels import attend_kernel, merge_kernel
 from kernels.attention.triton_write import launch_rotate_and_write, launch_write_kv
-from kernels.attention.tuning import DEFAULT_ARCH, TileConfig, TileTable
+from kernels.attention.tuning import INTERPRETER_ARCH, TileConfig, TileTable
 from kernels.attention.work_lists import GraphLists, StepLists, WorkList, WorkLists
 
 LOG2E = 1.4426950408889634
@@ -256,7 +256,7 @@ class TritonGraphBackend:
 def arch_of(device: torch.device) -> str:
     """The architecture's name in the table of tiles."""
     if device.type != "cuda":
-        return DEFAULT_ARCH
+        return INTERPRETER_ARCH
     if torch.version.hip is not None:
         return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
     major, minor = torch.cuda.get_device_capability(device)

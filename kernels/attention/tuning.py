@@ -13,6 +13,7 @@ from typing import Self
 
 TUNED_TILES = Path(__file__).with_name("tuned_tiles.json")
 DEFAULT_ARCH = "default"
+INTERPRETER_ARCH = "interpreter"
 KINDS = ("decode", "prefill", "invariant")
 SAME_WIDTH = {"bfloat16": "float16"}  # dtypes for which one row is right: they differ in no cost
 
@@ -31,13 +32,13 @@ class TileConfig:
 class TileRow:
     """What one configuration is for, and where it comes from."""
 
-    arch: str  # "sm_80", "sm_90", "sm_100", "gfx942" or "default"
+    arch: str  # "sm_80", "sm_90", "sm_100", "gfx942", "interpreter" or "default"
     head_dim: int  # for heads up to this size
     group_size: int | None  # query heads per KV head that it was measured with; None = any
     kind: str  # one of KINDS
     kv_dtype: str  # of the cache, by torch's name; "float16" stands for bfloat16 too
     config: TileConfig
-    source: str  # "compiled" (does not spill) or the run that measured it
+    source: str  # "compiled" (spills nothing, not measured yet) or the run that measured it
 
 
 class TileTable:

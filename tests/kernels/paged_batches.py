@@ -1,5 +1,6 @@
 """Random batches over a paged cache, with everything poisoned that no backend may trust, and the float64 oracle."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
 from kernels.attention.reference import ReferenceBackend
+from kernels.kv_quant import dequantise, quantise
 
 POISONED_BLOCK_ID = 1 << 29
 NUM_SPARE_BLOCKS = 5
@@ -83,6 +85,56 @@ def make_batch(shape: Shape, query_lens: list[int], seq_lens: list[int], seed: i
                 cache[block_id, :, :count] = values.to(shape.dtype)
     query = torch.randn(sum(query_lens), shape.num_q_heads, shape.head_dim, generator=generator).to(shape.dtype)
     return PagedBatch(query, kv_layer, make_metadata(query_lens, seq_lens, block_ids, shape.block_size))
+
+
+def requery(batch: PagedBatch, rows: list[int], query_lens: list[int], seq_lens: list[int]) -> PagedBatch:
+    """Other query tokens over the cache of a batch whose rows were queried whole: steps of the same sequences.
+
+    Args:
+        batch: every row's query has the length of its sequence.
+        rows: row of `batch` that each new row continues.
+        query_lens: query tokens of each new row.
+        seq_lens: tokens of its sequence that the cache is taken to hold.
+    """
+    starts = batch.metadata.host_query_start_loc.tolist()
+    block_size = batch.kv_layer.block_size
+    block_ids = [
+        batch.metadata.block_tables[r, : -(-n // block_size)].tolist() for r, n in zip(rows, seq_lens, strict=True)
+    ]
+    spans = [slice(starts[r] + n - q, starts[r] + n) for r, q, n in zip(rows, query_lens, seq_lens, strict=True)]
+    query = torch.cat([batch.query[span] for span in spans])
+    return PagedBatch(query, batch.kv_layer, make_metadata(query_lens, seq_lens, block_ids, block_size))
+
+
+def quantise_batch(batch: PagedBatch, dtype: torch.dtype) -> tuple[PagedBatch, PagedBatch]:
+    """The batch over a quantised cache, and over the cache that it stands for, in float64.
+
+    Scales of unused slots are NaN, like the keys and values there; their numbers are arbitrary.
+    """
+    stored, exact = [], []
+    for cache in (batch.kv_layer.key, batch.kv_layer.value):
+        values, scales = quantise(cache.float(), dtype)
+        is_unused = cache[..., 0].isnan()
+        scales[is_unused] = torch.nan
+        values.view(torch.uint8)[is_unused] = 1
+        stored.append((values, scales))
+        exact.append(dequantise(values, scales).double())
+    (key, key_scale), (value, value_scale) = stored
+    return (
+        dataclasses.replace(batch, kv_layer=KVLayer(key, value, key_scale, value_scale)),
+        dataclasses.replace(batch, kv_layer=KVLayer(*exact)),
+    )
+
+
+def spread_blocks(batch: PagedBatch, block_stride: int) -> PagedBatch:
+    """The same batch over a cache whose blocks lie so many elements apart; the memory between is never touched."""
+    num_blocks = batch.kv_layer.key.shape[0]
+    memory = torch.empty(2 * num_blocks * block_stride, dtype=batch.kv_layer.key.dtype)
+    caches = []
+    for index, cache in enumerate((batch.kv_layer.key, batch.kv_layer.value)):
+        strides = (2 * block_stride, *cache.contiguous().stride()[1:])
+        caches.append(memory.as_strided(cache.shape, strides, index * block_stride).copy_(cache))
+    return dataclasses.replace(batch, kv_layer=KVLayer(*caches))
 
 
 def oracle(batch: PagedBatch, params: AttentionParams) -> torch.Tensor:  # [num_tokens, num_q_heads, head_dim] float64

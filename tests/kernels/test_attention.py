@@ -15,11 +15,12 @@ from tests.kernels.paged_batches import (
     Shape,
     make_batch,
     oracle,
+    quantise_batch,
     relative_error,
 )
 
-HEADS = [(4, 4), (8, 2), (14, 2), (9, 3), (8, 1)]
-HEAD_DIMS = [16, 64, 80, 128, 256]
+HEADS = [(4, 4), (8, 2), (14, 2), (9, 3), (8, 1), (9, 1), (7, 1)]
+HEAD_DIMS = [16, 64, 80, 96, 128, 256]
 BLOCK_SIZES = [16, 32, 64]
 # Every head ratio meets every block size, and every head size three ratios; a full product would take minutes.
 SHAPES = [
@@ -40,8 +41,18 @@ BATCHES = {
     "one-token prompts": ([1, 1, 1], [1, 1, 1]),
     "mixed": ([1, 1, 2, 1, 20], [40, 1, 66, 129, 20]),
     "several query tokens of decodes": ([2, 3, 4, 8], [64, 65, 100, 64]),
+    "tiles that end at tile edges": ([4, 16], [64, 128]),
+    "decodes beside a prefill": ([1, 1, 40], [130, 200, 100]),
     "a row without queries": ([1, 0, 3], [20, 5, 9]),
 }
+
+
+@pytest.fixture
+def quantising_backend(backend: AttentionBackend) -> AttentionBackend:
+    """A backend that reads quantised caches."""
+    if backend.name == "cpu":
+        pytest.skip("the native library reads no quantised cache")
+    return backend
 
 
 def check(backend: AttentionBackend, batch: PagedBatch, params: AttentionParams) -> None:
@@ -55,6 +66,18 @@ def check(backend: AttentionBackend, batch: PagedBatch, params: AttentionParams)
 def test_shapes(backend: AttentionBackend, shape: Shape) -> None:
     batch = make_batch(shape, [1, 1, 9, 3], [1, 70, 9, 66])
     check(backend, batch, AttentionParams(scale=shape.head_dim**-0.5))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_every_shape(
+    backend: AttentionBackend, heads: tuple[int, int], head_dim: int, block_size: int, dtype: torch.dtype
+) -> None:
+    batch = make_batch(Shape(*heads, head_dim, block_size, dtype), [1, 1, 9, 3], [1, 70, 9, 66])
+    check(backend, batch, AttentionParams(scale=head_dim**-0.5))
 
 
 @pytest.mark.parametrize("kind", BATCHES)
@@ -71,7 +94,7 @@ def test_half_precision(backend: AttentionBackend, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("sliding_window", [1, 16, 37, 64, 1000])
-@pytest.mark.parametrize("kind", ["decodes", "mixed"])
+@pytest.mark.parametrize("kind", ["decodes", "mixed", "decodes beside a prefill"])
 def test_sliding_window(backend: AttentionBackend, kind: str, sliding_window: int) -> None:
     batch = make_batch(PLAIN, *BATCHES[kind], seed=2)
     check(backend, batch, AttentionParams(scale=0.125, sliding_window=sliding_window))
@@ -151,6 +174,20 @@ def test_padding(every_backend: AttentionBackend) -> None:
     out = every_backend.attend(query, batch.kv_layer, padded, params)
     assert relative_error(out[:6], oracle(batch, params)) < TOLERANCES[torch.float32]
     assert torch.equal(out[6:], torch.zeros(num_padding, 8, 64))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("query_dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("sliding_window", [None, 21])
+def test_quantised_cache(
+    quantising_backend: AttentionBackend, dtype: torch.dtype, query_dtype: torch.dtype, sliding_window: int | None
+) -> None:
+    """Exact for the cache that the numbers and scales stand for: what quantising costs is not in question here."""
+    shape = Shape(6, 2, 32, 16, query_dtype)
+    batch, exact = quantise_batch(make_batch(shape, *BATCHES["mixed"], seed=9), dtype)
+    params = AttentionParams(scale=32**-0.5, sliding_window=sliding_window)
+    out = quantising_backend.attend(batch.query, batch.kv_layer, batch.metadata, params)
+    assert relative_error(out, oracle(exact, params)) < TOLERANCES[query_dtype]
 
 
 def test_empty_batch(every_backend: AttentionBackend) -> None:
