@@ -40,6 +40,18 @@ def test_every_part_runs_dry_and_every_goal_gets_a_number(tmp_path: Path) -> Non
     assert len(TileTable.load(tmp_path / "tiles.json").rows) == len(TileTable.load().rows) + 3
 
 
+def test_kernel_tests_on_a_card_are_those_of_triton() -> None:
+    """Collected as if there were a card: every test is one of Triton's backends, compiled."""
+    arguments = ["-p", "tests.kernels.on_card", "--confcutdir=tests/kernels", "--collect-only"]
+    pretend = (
+        "import sys, torch; torch.cuda.is_available = lambda: True; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    done = run(sys.executable, "-c", pretend, *arguments, "tests/kernels/test_block_writes.py", TRITON_INTERPRET="0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    collected = [line for line in done.stdout.splitlines() if "::" in line]
+    assert {name.partition("[")[2].partition("-")[0].rstrip("]") for name in collected} == {"triton"}, done.stdout
+
+
 def test_script_runs_the_parts_that_are_asked_for(tmp_path: Path) -> None:
     done = run("benchmarks/gpu_check.sh", "--dry-run", "operations", OUT=str(tmp_path), PYTHON=sys.executable)
     assert done.returncode == 0, done.stdout

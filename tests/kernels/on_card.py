@@ -15,10 +15,13 @@ from triton.runtime.jit import JITFunction
 
 from kernels.attention import backend
 from tests import interpreted
+from tests.kernels import interpreter_repair
 
 CARD = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# What a test means by interpreting is that it runs on Triton's backends.
 IS_COMPILED = os.environ.get("TRITON_INTERPRET") != "1"
+# What a test means by interpreting is that it runs on Triton's backends. Set as this module is imported: conftest.py,
+# which chooses the backends by it, is imported before pytest configures its plugins.
+interpreted.IS_INTERPRETING = True
 NOT_OF_KERNELS = {"test_interpreter_repair.py"}
 
 
@@ -83,9 +86,10 @@ def triton_backend(_device: torch.device, batch_invariant: bool) -> backend.Atte
 def pytest_configure(config: pytest.Config) -> None:
     if IS_COMPILED and CARD.type == "cpu":
         raise pytest.UsageError("torch sees no CUDA device; with TRITON_INTERPRET=1 the plugin itself is tested")
+    if not IS_COMPILED:
+        interpreter_repair.install()
     on_card(JITFunction if IS_COMPILED else InterpretedFunction)
     backend._triton_backend = triton_backend
-    interpreted.IS_INTERPRETING = True  # before the conftest of this folder asks
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
