@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from kernels.attention.backend import AttentionBackend
-from kernels.attention.metadata import AttentionMetadata
+from kernels.attention.metadata import AttentionMetadata, KVLayer, Rotation
+from kernels.attention.rotation import rotate_heads
+from kernels.kv_quant import QUANTISED_MAX, quantise
 from tests.kernels.conftest import IS_INTERPRETING
 from tests.kernels.paged_batches import Shape, make_kv_layer
 
@@ -78,6 +80,45 @@ def test_write_converts_to_the_dtype_of_the_cache(every_backend: AttentionBacken
     every_backend.write_kv(key, value, kv_layer, metadata_with_slots([1, 20, 40]))
     # Triton's interpreter truncates where hardware rounds to nearest.
     torch.testing.assert_close(kv_layer.key, expected, rtol=1e-3, atol=1e-6 * IS_INTERPRETING, equal_nan=True)
+
+
+@pytest.mark.parametrize("is_normed", [False, True], ids=["", "normed"])
+def test_rotate_and_write(every_backend: AttentionBackend, is_normed: bool) -> None:
+    """Queries, keys and values as float64 has them; padding tokens get their queries too."""
+    shape = Shape(6, 2, 64, 16)
+    generator = torch.Generator().manual_seed(0)
+    heads = torch.randn(4, 10, 64, generator=generator)
+    angles = torch.randn(4, 32, generator=generator) * 10
+    weight = torch.randn(8, 64, generator=generator) if is_normed else None
+    rotation = Rotation(angles.cos(), angles.sin(), weight, 1e-5)
+    expected_query, key, value = rotate_heads(heads.double(), rotation, 2)
+    slots = [100, -1, 64, 17]
+    kv_layer = make_kv_layer(shape, NUM_BLOCKS)
+    expected_key = expected_cache(kv_layer.key, key, slots, 16)
+    expected_value = expected_cache(kv_layer.value, value, slots, 16)
+    query = every_backend.rotate_and_write(heads, rotation, kv_layer, metadata_with_slots(slots))
+    torch.testing.assert_close(query.double(), expected_query, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kv_layer.key, expected_key, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert_same(kv_layer.value, expected_value)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED_MAX, ids=str)
+def test_write_to_a_quantised_cache(every_backend: AttentionBackend, dtype: torch.dtype) -> None:
+    """Bit for bit what `quantise` gives, on every backend that takes such a cache."""
+    if every_backend.name == "cpu":
+        pytest.skip("the native kernels take no quantised cache")
+    data = torch.zeros(NUM_BLOCKS, 2, 2, 16, 64).to(dtype)
+    scales = torch.full(data.shape[:-1], torch.nan)
+    kv_layer = KVLayer(data[:, 0], data[:, 1], scales[:, 0], scales[:, 1])
+    key, value = torch.randn(2, 4, 2, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    slots = [100, -1, 64, 17]
+    every_backend.write_kv(key, value, kv_layer, metadata_with_slots(slots))
+    for index, rows in enumerate((key, value)):
+        values, row_scales = quantise(rows, dtype)
+        expected = expected_cache(torch.zeros(data[:, index].shape), values.float(), slots, 16)
+        assert_same(data[:, index].float(), expected)
+        expected_scales = torch.full(scales[:, index].shape, torch.nan)
+        assert_same(scales[:, index], expected_cache(expected_scales, row_scales, slots, 16))
 
 
 @pytest.mark.parametrize("slots", [[], [-1, -1]], ids=str)
