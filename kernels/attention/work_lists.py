@@ -6,6 +6,7 @@ nothing.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kernels.attention.metadata import AttentionMetadata
@@ -81,6 +82,7 @@ class GraphLists:
     """Lists of fixed capacity and address for batches of exactly `max_num_rows` decode rows.
 
     A layer's lists come to be at its first call, which must be before the capture; `refill` puts other lengths there.
+    No later row may have more query tokens than the longest of that first batch, nor all of them more in sum.
     """
 
     def __init__(self, max_num_rows: int) -> None:
@@ -102,7 +104,7 @@ class GraphLists:
             if self._query_start_loc is None:
                 self.refill(metadata.host_query_start_loc, metadata.host_seq_lens)
             assert self._query_start_loc is not None
-            self._allocate(settings, int(self._query_start_loc[-1]), device)
+            self._allocate(settings, self._query_start_loc, device)
             self._fill(settings)
         return self._lists[settings]
 
@@ -118,13 +120,13 @@ class GraphLists:
         for settings in self._lists:
             self._fill(settings)
 
-    def _allocate(self, settings: PlanSettings, num_tokens: int, device: torch.device) -> None:
-        max_query_len = settings.decode_tile.query_rows // settings.group_size
+    def _allocate(self, settings: PlanSettings, query_start_loc: Int32Array, device: torch.device) -> None:
+        max_query_len = int(np.diff(query_start_loc).max(initial=1))
         capacity = Capacity(
             decode_items=settings.max_decode_items(self._max_num_rows),
             prefill_items=0,
-            merges=num_tokens,
-            num_slots=settings.max_decode_slots(self._max_num_rows, min(max_query_len, num_tokens)),
+            merges=int(query_start_loc[-1]),
+            num_slots=settings.max_decode_slots(self._max_num_rows, max_query_len),
         )
         buffer = torch.zeros(capacity.num_fields, dtype=torch.int32, device=device)
         self._capacities[settings] = capacity
@@ -171,4 +173,5 @@ def _views(buffer: torch.Tensor, capacity: Capacity, num_planned_tokens: int) ->
         entries = buffer[begin : begin + room * num_fields].view(room, num_fields)
         views.append(WorkList(entries, counts[i, :1]))
         begin += room * num_fields
-    return WorkLists(*views, num_slots=capacity.num_slots, num_planned_tokens=num_planned_tokens)
+    decode, prefill, merges = views
+    return WorkLists(decode, prefill, merges, capacity.num_slots, num_planned_tokens)
