@@ -72,17 +72,21 @@ def launches(target: str) -> Iterator[tuple[str, Launch]]:
 
 
 def attention_launches(target: str) -> Iterator[tuple[str, Launch]]:
-    """Every layer with each kind of tile and each dtype of cache, then what the table of tiles has of its own."""
+    """Every layer with each kind of tile and each dtype of cache, then the rows of the table that these leave out."""
+    covered = set()
     for layer_name, layer in LAYERS.items():
         for kind in BATCHES:
             for dtype in kv_dtypes(layer_name, target):
+                covered.add((layer.shape.head_dim, None, kind, name_of(dtype)))
                 yield f"{kind} {layer_name} {name_of(dtype)}", partial(attend, target, kind, layer, dtype)
     for row in TileTable.load().rows:
-        dtype = getattr(torch, row.kv_dtype)
-        if row.arch == target and dtype != torch.float16 and (dtype.itemsize > 1 or dtype in quantised_dtypes(target)):
+        kv_dtype = {"float16": "bfloat16"}.get(row.kv_dtype, row.kv_dtype)  # rows of float16 stand for both
+        dtype = getattr(torch, kv_dtype)
+        is_covered = (row.head_dim, row.group_size, row.kind, kv_dtype) in covered
+        if row.arch == target and not is_covered and (dtype.itemsize > 1 or dtype in quantised_dtypes(target)):
             group_size = row.group_size or 4
             layer = Layer(Shape(2 * group_size, 2, row.head_dim, 16))
-            name = f"{row.kind} groups of {group_size} heads of {row.head_dim} {row.kv_dtype}"
+            name = f"{row.kind} groups of {group_size} heads of {row.head_dim} {kv_dtype}"
             yield name, partial(attend, target, row.kind, layer, dtype)
 
 

@@ -26,7 +26,7 @@ from tests.interpreted import TESTS, interpreted_files, run_interpreted
 from tests.kernels import compile_checks
 from tests.kernels.compile_for import TARGETS, Resources
 from tests.kernels.kernel_launches import Instance
-from tests.kernels.mutation_check import MutationError, is_caught
+from tests.kernels.mutation_check import MutationError, is_caught, run_tests
 from tests.kernels.mutations import MUTATIONS, Mutation
 
 ROOT = TESTS.parent
@@ -134,6 +134,19 @@ def mutation_job(triton: Triton, mutation: Mutation) -> Job:
     return run
 
 
+def untouched_job(triton: Triton) -> Job:
+    """Runs the tests that are to notice the faults without any: else what they notice might be the copy."""
+
+    def run() -> Findings:
+        findings = Findings()
+        tests = sorted({test for mutation in MUTATIONS for test in mutation.tests})
+        if not run_tests(None, tests, triton.environment):
+            findings.failures.append(f"Triton {triton.version}: the tests fail on a copy of the tree without a fault")
+        return findings
+
+    return run
+
+
 def run_jobs(jobs: list[tuple[str, Job]], console: Console) -> Findings:
     """Run them, as many at once as there are cores."""
     findings = Findings()
@@ -226,6 +239,7 @@ def main() -> None:
         version = triton.version
         jobs += [(f"{version}: compile for {target}", compile_job(triton, target)) for target in TARGETS]
         jobs += [(f"{version}: {path.relative_to(TESTS)}", test_job(triton, path)) for path in interpreted_files()]
+        jobs.append((f"{version}: no fault", untouched_job(triton)))
         jobs += [(f"{version}: fault: {mutation.name}", mutation_job(triton, mutation)) for mutation in MUTATIONS]
     findings = run_jobs(jobs, console)
     if arguments.record:

@@ -12,11 +12,18 @@ WRITE = "kernels/attention/triton_write.py"
 OPS = "kernels/model_ops/triton_kernels.py"
 SAMPLER = "kernels/sampling/triton_sampler.py"
 
-ATTENTION_TESTS = ("tests/kernels/test_attention.py", "tests/kernels/test_triton_attention.py")
-BATCH_TESTS = ("tests/kernels/test_attention.py::test_batches",)
-WINDOW_TESTS = ("tests/kernels/test_attention.py::test_sliding_window",)
-GRAPH_TESTS = ("tests/models/test_triton_cuda_graphs.py",)
-INVARIANCE_TESTS = ("tests/kernels/test_triton_attention.py",)
+ATTENTION_TESTS = "tests/kernels/test_attention.py"
+TRITON_ATTENTION_TESTS = "tests/kernels/test_triton_attention.py"
+BATCH_TESTS = (f"{ATTENTION_TESTS}::test_batches",)
+WINDOW_TESTS = (f"{ATTENTION_TESTS}::test_sliding_window",)
+WINDOW_HYGIENE_TESTS = (f"{ATTENTION_TESTS}::test_blocks_before_the_window_are_not_read",)
+SHAPE_TESTS = (f"{ATTENTION_TESTS}::test_shapes",)
+SOFT_CAP_TESTS = (f"{ATTENTION_TESTS}::test_soft_cap",)
+QUANTISED_TESTS = (f"{ATTENTION_TESTS}::test_quantised_cache",)
+OFFSET_TESTS = (f"{TRITON_ATTENTION_TESTS}::test_offsets_past_two_to_the_31",)
+SPLIT_TESTS = (f"{TRITON_ATTENTION_TESTS}::test_a_last_split_of_one_key",)
+INVARIANCE_TESTS = (f"{TRITON_ATTENTION_TESTS}::test_batch_invariance",)
+GRAPH_TESTS = (f"{TRITON_ATTENTION_TESTS}::test_graph_lists",)
 WRITE_TESTS = ("tests/kernels/test_triton_write.py",)
 OPS_TESTS = ("tests/kernels/test_triton_ops.py",)
 SAMPLER_TESTS = ("tests/kernels/test_triton_sampler.py",)
@@ -83,7 +90,7 @@ MUTATIONS = (
         ATTENTION,
         "is_key = (key >= first_key) & (key < key_end)",
         "is_key = key < key_end",
-        ATTENTION_TESTS,
+        WINDOW_HYGIENE_TESTS,
     ),
     Mutation(
         "a key's slot is not taken within its block",
@@ -99,7 +106,7 @@ MUTATIONS = (
         ATTENTION,
         "slot = tile_begin % BLOCK_SIZE + tl.arange(0, KEYS)",
         "slot = tl.arange(0, KEYS)",
-        ATTENTION_TESTS,
+        SHAPE_TESTS,
     ),
     Mutation(
         "key offsets are 32 bits wide",
@@ -107,7 +114,7 @@ MUTATIONS = (
         ATTENTION,
         "key_offset = block * key_block_stride",
         "key_offset = block.to(tl.int32) * key_block_stride",
-        ATTENTION_TESTS,
+        OFFSET_TESTS,
     ),
     Mutation(
         "value offsets are 32 bits wide",
@@ -115,7 +122,7 @@ MUTATIONS = (
         ATTENTION,
         "value_offset = block * value_block_stride",
         "value_offset = block.to(tl.int32) * value_block_stride",
-        ATTENTION_TESTS,
+        OFFSET_TESTS,
     ),
     Mutation(
         "rows take their heads in another order",
@@ -155,7 +162,7 @@ MUTATIONS = (
         ATTENTION,
         "(key_scale * score_scale)[None, :]",
         "score_scale",
-        ATTENTION_TESTS,
+        QUANTISED_TESTS,
     ),
     Mutation(
         "the scales of values are dropped",
@@ -163,7 +170,7 @@ MUTATIONS = (
         ATTENTION,
         "weights = weights * value_scale[None, :]",
         "weights = weights * (value_scale * 0.0 + 1.0)[None, :]",
-        ATTENTION_TESTS,
+        QUANTISED_TESTS,
     ),
     Mutation(
         "scales are read at another head",
@@ -171,7 +178,7 @@ MUTATIONS = (
         ATTENTION,
         "value_scale_head = value_scale + kv_head.to(tl.int64) * scale_head_stride",
         "value_scale_head = value_scale",
-        ATTENTION_TESTS,
+        QUANTISED_TESTS,
     ),
     Mutation(
         "the soft cap is not in base 2",
@@ -179,7 +186,7 @@ MUTATIONS = (
         ATTENTION,
         "(SOFTCAP * LOG2E) * tanh(scores)",
         "SOFTCAP * tanh(scores)",
-        ("tests/kernels/test_attention.py::test_soft_cap",),
+        SOFT_CAP_TESTS,
     ),
     Mutation(
         "items past the end of the list run",
@@ -220,7 +227,7 @@ MUTATIONS = (
         ATTENTION,
         "tl.where(first + i < num_splits, NUM_Q_HEADS, 0)",
         "tl.where(first + i <= num_splits, NUM_Q_HEADS, 0)",
-        ATTENTION_TESTS,
+        SPLIT_TESTS,
     ),
     Mutation(
         "splits are merged last to first",
@@ -269,7 +276,7 @@ MUTATIONS = (
         WRITE,
         "turned = first * token_cos - second * token_sin",
         "turned = first * token_cos + second * token_sin",
-        WRITE_TESTS,
+        ("tests/kernels/test_triton_write.py::test_nothing_to_write_still_gives_queries",),
         is_quick=True,
     ),
     Mutation(
@@ -353,6 +360,14 @@ MUTATIONS = (
         SAMPLER_TESTS,
     ),
     Mutation(
+        "a token without mass is drawn",
+        "sample_kernel",
+        SAMPLER,
+        "> (target - mass_before).to(tl.float32)) & (weight > 0.0)",
+        ">= (target - mass_before).to(tl.float32))",
+        SAMPLER_TESTS,
+    ),
+    Mutation(
         "top-k keeps one token too many",
         "sample_kernel",
         SAMPLER,
@@ -361,11 +376,11 @@ MUTATIONS = (
         SAMPLER_TESTS,
     ),
     Mutation(
-        "the draw falls one tile too late",
+        "a tile without mass is drawn from",
         "sample_kernel",
         SAMPLER,
-        "is_drawn = (mass <= target) & (next_mass > target)",
-        "is_drawn = (mass < target) & (next_mass >= target)",
+        "is_drawn = (mass <= target) & (next_mass > mass)",
+        "is_drawn = mass <= target",
         SAMPLER_TESTS,
     ),
 )
