@@ -11,12 +11,12 @@ from tests.data_files import mixed_prompts
 from tests.end_to_end.server_process import ServerProcess
 
 FLAGS = ("--served-model-name", "tested", "--batch-invariant")
-NUM_TESTED = 8
-NUM_NOISE = 10
+NUM_TESTED = NUM_NOISE = 8
 NUM_TOKENS = 24
-MAX_PROMPT_TOKENS = 90
-# Prompts in pieces, and one block more than the longest sequence needs.
-CRAMPED_FLAGS = ("--max-num-batched-tokens", "23", "--num-gpu-blocks-override", "9", "--cpu-threads", "1")
+MAX_PROMPT_TOKENS = 48
+# Prompts in pieces, blocks of another size, and no more of them than the longest sequence needs: two or three prompts
+# fit, and each sequence grows by half of that.
+CRAMPED_FLAGS = "--max-num-batched-tokens 23 --block-size 4 --num-gpu-blocks-override 18 --cpu-threads 1".split()
 
 
 def bodies_to_compare(prompts: list[list[int]]) -> list[dict[str, Any]]:
@@ -40,8 +40,8 @@ def bodies_of_noise(prompts: list[list[int]]) -> list[dict[str, Any]]:
     """Other requests of every length, with more log-probabilities and other cuts than the tested ones ask for."""
     return [
         {
-            "prompt": prompt[: 7 * i + 1],
-            "max_tokens": 3 + 3 * i,
+            "prompt": prompt[: 5 * i + 1],
+            "max_tokens": NUM_TOKENS - i,
             "temperature": 0.7 * (i % 3),
             "seed": i,
             "top_k": 3 * (i % 2),
@@ -77,10 +77,11 @@ def test_answers_do_not_depend_on_load(smollm2_path):
     with ServerProcess(smollm2_path, *FLAGS) as server:
         alone = answers(server.url, tested, at_once=1)
     with ServerProcess(smollm2_path, *FLAGS, *CRAMPED_FLAGS) as server:
-        # Noise before, between and after the tested requests.
-        mixed = [*noise[:4], *(body for pair in zip(tested, noise[4:] + noise[:2], strict=True) for body in pair)]
+        mixed = [body for pair in zip(noise, tested, strict=True) for body in pair]
         under_load = answers(server.url, mixed, at_once=len(mixed))
-        assert server.metric("vllm:num_preemptions_total") > 0
-    for expected, got in zip(alone, under_load[4::2], strict=True):
+        num_preemptions = server.metric("vllm:num_preemptions_total")
+    print(f"{num_preemptions:.0f} preemptions")
+    assert num_preemptions > 0
+    for expected, got in zip(alone, under_load[1::2], strict=True):
         assert len(expected[0]["token_ids"]) == NUM_TOKENS
         assert got == expected
