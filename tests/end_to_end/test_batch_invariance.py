@@ -16,7 +16,12 @@ NUM_TOKENS = 24
 MAX_PROMPT_TOKENS = 48
 # Prompts in pieces, blocks of another size, and no more of them than the longest sequence needs: two or three prompts
 # fit, and each sequence grows by half of that.
-CRAMPED_FLAGS = "--max-num-batched-tokens 23 --block-size 4 --num-gpu-blocks-override 18 --cpu-threads 1".split()
+CRAMPED_FLAGS = (
+    "--max-num-batched-tokens=23",
+    "--block-size=4",
+    "--num-gpu-blocks-override=18",
+    "--cpu-threads=1",
+)
 
 
 def bodies_to_compare(prompts: list[list[int]]) -> list[dict[str, Any]]:
