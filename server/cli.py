@@ -77,6 +77,9 @@ def _add_argument(parser: Any, *names: str, **options: Any) -> argparse.Action: 
     """Add a flag as pydantic-settings asks, with a help text for people: no Python types, no empty defaults."""
     if isinstance(options.get("help"), str):
         options["help"] = _UNSET_DEFAULT.sub("", options["help"]).replace("%", "%%")
+    if options.get("metavar") == "{bool,None}":  # a switch without a default is a switch all the same
+        del options["metavar"]
+        options["action"] = argparse.BooleanOptionalAction
     metavar = options.get("metavar")
     if isinstance(metavar, str) and (not metavar.startswith("{") or metavar.endswith(",None}")):
         options["metavar"] = names[-1].removeprefix("--").rpartition("-")[2].upper()

@@ -50,8 +50,8 @@ class EngineConfig:
     kv_cache_memory: int | None  # bytes
     gpu_memory_utilization: float  # 0 to 1
     max_model_len: int | None  # tokens; None = the model's own
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int | None  # None = what suits the device
+    max_num_batched_tokens: int | None  # None = what suits the device
     long_prefill_token_threshold: int  # tokens; 0 = no cap
     cpu_threads: int | None  # None = the machine's physical cores
     kv_cache_dtype: str  # "auto" = that of the model
@@ -139,8 +139,15 @@ class Settings(BaseSettings):
     max_model_len: int | None = Field(
         None, ge=1, le=_MAX_TOKENS, description="Most tokens of a prompt and its answer; by default the model's own."
     )
-    max_num_seqs: int = Field(64, ge=1, le=65536, description="Most sequences that run at once.")
-    max_num_batched_tokens: int = Field(512, ge=1, le=_MAX_TOKENS, description="Most tokens that one step computes.")
+    max_num_seqs: int | None = Field(
+        None, ge=1, le=65536, description="Most sequences that run at once; by default 64 on a CPU, 256 on a GPU."
+    )
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_TOKENS,
+        description="Most tokens that one step computes; by default 512 on a CPU, 8192 on a GPU.",
+    )
     long_prefill_token_threshold: int = Field(
         0, ge=0, le=_MAX_TOKENS, description="Most tokens of one prompt in one step, so that others pass; 0: no cap."
     )

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +26,7 @@ from paged_cache.manager import BlockManager
 from paged_cache.spec import KVCacheSpec
 from scheduler.admission import RequestRefused
 from scheduler.config import SchedulerConfig
-from scheduler.output import NewRow, SchedulerOutput, SequenceUpdate
+from scheduler.output import KnownRow, NewRow, SchedulerOutput, SequenceUpdate
 from scheduler.request import Request
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
@@ -137,8 +137,9 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
     if config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
     device = _select_device(config.device)
+    config = _fill_in_for(device, config)
     backend = select_backend(config.attention_backend, device, batch_invariant=config.batch_invariant)
-    _refuse_cache_dtype(config.kv_cache_dtype, backend.name)
+    _refuse_cache_dtype(config.kv_cache_dtype, backend.name, device)
     ops = select_ops(backend.name, device, batch_invariant=config.batch_invariant)
     model = load_model(
         Path(config.model_path),
@@ -188,6 +189,8 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         max_model_len=max_model_len,
         graphs=graphs,
     )
+    if device.type != "cpu":
+        _warm_up(runner, config, max_model_len)
     info = EngineInfo(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
@@ -199,7 +202,7 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         load_seconds=time.monotonic() - started,
         kv_cache_bytes=num_blocks * spec.bytes_per_block,
     )
-    return Engine(scheduler, runner, info, async_scheduling=_schedules_ahead(config, device))
+    return Engine(scheduler, runner, info, async_scheduling=bool(config.async_scheduling))
 
 
 def _select_device(name: str) -> torch.device:
@@ -210,6 +213,19 @@ def _select_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _fill_in_for(device: torch.device, config: EngineConfig) -> EngineConfig:
+    """The settings that were left to the device."""
+    is_cpu = device.type == "cpu"
+    max_num_seqs, max_num_batched_tokens = (64, 512) if is_cpu else (256, 8192)
+    return replace(
+        config,
+        max_num_seqs=config.max_num_seqs or max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or max_num_batched_tokens,
+        # On a CPU the scheduler would compete with the step it runs beside for the same cores.
+        async_scheduling=not is_cpu if config.async_scheduling is None else config.async_scheduling,
+    )
+
+
 def _select_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     """Half-precision products are slow on most processors and exactness is cheap there: float32 on the CPU."""
     if config.dtype == "auto":
@@ -218,17 +234,19 @@ def _select_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _refuse_cache_dtype(kv_cache_dtype: str, backend_name: str) -> None:
+def _refuse_cache_dtype(kv_cache_dtype: str, backend_name: str, device: torch.device) -> None:
+    if kv_cache_dtype == "fp8" and device.type == "cuda" and torch.version.hip is None:
+        major, minor = torch.cuda.get_device_capability(device)
+        if backend_name == "triton" and (major, minor) < (8, 9):
+            raise UnservableSettings(
+                f"--kv-cache-dtype fp8 needs a card of compute capability 8.9, and this one has {major}.{minor}: "
+                "use int8, which takes as much memory."
+            )
     if kv_cache_dtype in _CACHE_DTYPES and backend_name == "cpu":
         raise UnservableSettings(
             f"--kv-cache-dtype {kv_cache_dtype} needs --attention-backend torch (on a CPU) or a GPU: the native CPU "
             "kernels read no quantised cache."
         )
-
-
-def _schedules_ahead(config: EngineConfig, device: torch.device) -> bool:
-    """On a CPU the scheduler would compete with the step it runs beside for the same cores."""
-    return device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
 
 
 def _graph_batch_sizes(config: EngineConfig, device: torch.device, backend: AttentionBackend) -> list[int]:
@@ -290,6 +308,20 @@ def _num_blocks(
             "Lower --kv-cache-memory or --num-gpu-blocks-override."
         )
     return num_blocks
+
+
+def _warm_up(runner: ModelRunner, config: EngineConfig, max_model_len: int) -> None:
+    """Run a prompt and one more token, so that no kernel is compiled while a request waits for it."""
+    num_tokens = min(config.max_num_batched_tokens, max_model_len) - 1
+    if num_tokens < 1:
+        return
+    blocks = tuple(range(-(-num_tokens // config.block_size)))
+    sampling = SamplingParams(max_tokens=2, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1)
+    prompt = NewRow(0, 0, (0,) * num_tokens, num_tokens, sampling, blocks, 0, num_tokens)
+    new_blocks = (len(blocks),) if num_tokens % config.block_size == 0 else ()
+    runner.execute(SchedulerOutput((prompt,)))
+    runner.execute(SchedulerOutput((KnownRow(0, new_blocks, None, num_tokens, 1),)))
+    runner.execute(SchedulerOutput((), finished_seq_ids=(0,)))
 
 
 def _largest_step(config: EngineConfig, max_model_len: int) -> SchedulerOutput:

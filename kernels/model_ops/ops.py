@@ -81,18 +81,18 @@ def select_ops(attention_backend: str, device: torch.device, *, batch_invariant:
     Args:
         attention_backend: the name of the backend that `select_backend` chose.
         device: where the weights live.
-        batch_invariant: every row's result is bitwise the same whatever else is in the batch. Plain torch does not
-            keep that: its products and norms choose their order of sums by the number of rows.
+        batch_invariant: every row's result is bitwise the same whatever else is in the batch. The native operations
+            always keep that; plain torch chooses the order of its sums by the number of rows.
     """
     if attention_backend == "triton":
         from kernels.model_ops.triton_ops import TritonOps
 
         return TritonOps(batch_invariant=batch_invariant)
-    if batch_invariant:
+    if attention_backend == "cpu":
         from kernels.model_ops.native_ops import NativeOps
 
-        assert attention_backend == "cpu" and device.type == "cpu", "no other backend is batch-invariant"
         return NativeOps()
+    assert not batch_invariant, f"operations beside the {attention_backend} attention backend are not batch-invariant"
     from kernels.model_ops.torch_ops import TorchOps
 
     return TorchOps()

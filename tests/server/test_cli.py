@@ -40,7 +40,13 @@ def test_flags_reach_the_settings(served):
 
 def test_switches_take_no_value(served):
     assert cli.main(["serve", "--batch-invariant", "--no-enforce-eager"]) == 0
-    assert (served[0].batch_invariant, served[0].enforce_eager) == (True, False)
+    assert (served[0].batch_invariant, served[0].enforce_eager, served[0].async_scheduling) == (True, False, None)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--async-scheduling", True), ("--no-async-scheduling", False)])
+def test_switch_that_is_else_left_to_the_device(served, flag, value):
+    assert cli.main(["serve", flag]) == 0
+    assert served[0].async_scheduling is value
 
 
 def test_model_may_stand_without_its_flag(served):
