@@ -229,6 +229,7 @@ def found_resources(findings: Findings, release: str, target: str, name: str) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--other-triton", default="", help="folder with another release of Triton, to check too")
+    parser.add_argument("--only", default="", help="a pattern of jobs, as they are listed; the others are left out")
     parser.add_argument("--record", action="store_true", help="record the registers taken now as the budget")
     arguments = parser.parse_args()
     console = Console(width=150 if not sys.stdout.isatty() else None)
@@ -241,7 +242,7 @@ def main() -> None:
         jobs += [(f"{version}: {path.relative_to(TESTS)}", test_job(triton, path)) for path in interpreted_files()]
         jobs.append((f"{version}: no fault", untouched_job(triton)))
         jobs += [(f"{version}: fault: {mutation.name}", mutation_job(triton, mutation)) for mutation in MUTATIONS]
-    findings = run_jobs(jobs, console)
+    findings = run_jobs([(name, job) for name, job in jobs if re.search(arguments.only, name)], console)
     if arguments.record:
         record_budget(findings)
     check_instances(findings, compile_checks.read_budget())
