@@ -183,6 +183,13 @@ def test_decode_batches_stay_within_the_bounds(
     assert len(work.merges) <= sum(query_len for query_len, _ in rows)
 
 
+def test_the_bound_is_nearly_reached() -> None:
+    """One row with nearly all of the keys: cut in half as many splits as there are rows."""
+    settings = settings_of(programs=1)
+    work = plan([(1, 100_000)] + [(1, 1)] * 39, settings)
+    assert 58 <= len(work.decode_items) <= settings.max_decode_items(40) == 60
+
+
 @given(rows=rows_strategy, segment_keys=segments_strategy)
 def test_longest_items_first(rows: Rows, segment_keys: int | None) -> None:
     work = plan(rows, settings_of(programs=40, segment_keys=segment_keys))

@@ -9,7 +9,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernels.attention import triton_backend
 from kernels.attention.metadata import AttentionParams
-from kernels.attention.triton_backend import TritonBackend, TritonGraphBackend
+from kernels.attention.triton_backend import LayerShape, TritonBackend, TritonGraphBackend
 from kernels.attention.tuning import DEFAULT_ARCH, KINDS, TileConfig, TileRow, TileTable
 from kernels.attention.work_lists import WorkList
 from tests.kernels.paged_batches import (
@@ -160,6 +160,19 @@ def test_batch_invariance(dtype: torch.dtype, sliding_window: int | None) -> Non
     step = requery(batch, [0, 1, 0], [1, 1, 1], [75, 33, 64])
     graph = attend(invariant_backend(8).for_graph(3), step, params)
     assert torch.equal(graph, torch.stack([first[74], second[32], first[63]]))
+
+
+@pytest.mark.parametrize("group_size", [1, 4, 9, 32])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_batch_invariance_takes_one_tile(arch: str, group_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the length of the query: two tiles may sum in two orders, which no interpreter shows."""
+    monkeypatch.setattr(triton_backend, "arch_of", lambda device: arch)
+    shape = LayerShape(2 * group_size, 2, 128, None, "bfloat16")
+    settings = TritonBackend(264, batch_invariant=True).settings(shape, torch.device("cpu"))
+    assert settings.decode_tile == settings.prefill_tile
+    assert settings.decode_tile == TileTable.load().lookup(arch, 128, group_size, "invariant", "bfloat16")
+    assert settings.segment_keys == triton_backend.SEGMENT_KEYS
+    assert settings.segment_keys % settings.decode_tile.keys == 0
 
 
 @pytest.mark.usefixtures("short_segments")
