@@ -23,11 +23,12 @@ def quantise(
     largest = QUANTISED_MAX[dtype]
     wide = x.float()
     absmax = wide.abs().amax(dim=-1).clamp(min=MIN_ABSMAX)
-    # Divided as tensors: torch takes number / tensor for a reciprocal and a product, which rounds twice.
-    multiplier = torch.full_like(absmax, largest) / absmax
+    # Divided as tensors: with a number on either side torch may multiply by a reciprocal, which rounds twice.
+    largest_of_each = torch.full_like(absmax, largest)
+    multiplier = largest_of_each / absmax
     scaled = (wide * multiplier[..., None]).clamp(-largest, largest)
     # A cast to an integer truncates; one to a float8 rounds half to even by itself.
-    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), absmax / largest
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), absmax / largest_of_each
 
 
 def dequantise(

@@ -26,12 +26,12 @@ from paged_cache.manager import BlockManager
 from paged_cache.spec import KVCacheSpec
 from scheduler.admission import RequestRefused
 from scheduler.config import SchedulerConfig
-from scheduler.output import KnownRow, NewRow, SchedulerOutput, SequenceUpdate
+from scheduler.output import NewRow, SchedulerOutput, SequenceUpdate
 from scheduler.request import Request
-from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
 from server.config import EngineConfig
 from server.messages import EngineInfo, EngineStats, Submit
+from server.startup_steps import largest_step, warm_up
 
 logger = logging.getLogger("octavo.engine")
 
@@ -153,7 +153,7 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
     batch_sizes = _graph_batch_sizes(config, device, backend)
 
     def run_largest_step() -> None:
-        output = _largest_step(config, max_model_len)
+        output = largest_step(config, max_model_len)
         kv_cache = KVCache(spec, sum(len(row.block_ids) for row in output.rows if isinstance(row, NewRow)), device)
         runner = ModelRunner(model, backend, kv_cache, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len)
         runner.execute(output)
@@ -190,7 +190,7 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         graphs=graphs,
     )
     if device.type != "cpu":
-        _warm_up(runner, config, max_model_len)
+        warm_up(runner, config, max_model_len)
     info = EngineInfo(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
@@ -308,39 +308,3 @@ def _num_blocks(
             "Lower --kv-cache-memory or --num-gpu-blocks-override."
         )
     return num_blocks
-
-
-def _warm_up(runner: ModelRunner, config: EngineConfig, max_model_len: int) -> None:
-    """Run a prompt and one more token, so that no kernel is compiled while a request waits for it."""
-    num_tokens = min(config.max_num_batched_tokens, max_model_len) - 1
-    if num_tokens < 1:
-        return
-    blocks = tuple(range(-(-num_tokens // config.block_size)))
-    sampling = SamplingParams(max_tokens=2, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1)
-    prompt = NewRow(0, 0, (0,) * num_tokens, num_tokens, sampling, blocks, 0, num_tokens)
-    new_blocks = (len(blocks),) if num_tokens % config.block_size == 0 else ()
-    runner.execute(SchedulerOutput((prompt,)))
-    runner.execute(SchedulerOutput((KnownRow(0, new_blocks, None, num_tokens, 1),)))
-    runner.execute(SchedulerOutput((), finished_seq_ids=(0,)))
-
-
-def _largest_step(config: EngineConfig, max_model_len: int) -> SchedulerOutput:
-    """The step with the greatest need of memory: the whole token budget, and as many rows that sample as can be."""
-    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-    num_tokens = min(config.max_num_batched_tokens // num_rows, max_model_len)
-    num_blocks = -(-num_tokens // config.block_size)
-    params = SamplingParams(max_tokens=1, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1)
-    rows = tuple(
-        NewRow(
-            seq_id=i,
-            index=0,
-            token_ids=(0,) * num_tokens,
-            num_prompt_tokens=num_tokens,
-            params=params,
-            block_ids=tuple(range(i * num_blocks, (i + 1) * num_blocks)),
-            num_computed_tokens=0,
-            num_new_tokens=num_tokens,
-        )
-        for i in range(num_rows)
-    )
-    return SchedulerOutput(rows)
