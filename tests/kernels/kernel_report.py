@@ -185,9 +185,9 @@ def make_table(findings: Findings, tritons: Iterable[Triton]) -> Table:
     titles = " / ".join(releases)
     table = Table(title=f"Kernels on Triton {titles}", caption="numbers beside each other: one for each release")
     for name in ("kernel", "target"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in ("registers", "shared memory", "spills", "tests passed", "mutations caught"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     planted = Counter(mutation.kernel for mutation in MUTATIONS)
     rows = instance_rows(findings)
     for kernel in sorted(planted.keys() | {instance.kernel for instance in rows.values()}):
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a pattern of jobs, as they are listed; the others are left out")
     parser.add_argument("--record", action="store_true", help="record the registers taken now as the budget")
     arguments = parser.parse_args()
-    console = Console(width=150 if not sys.stdout.isatty() else None)
+    console = Console(width=None if sys.stdout.isatty() else 180)
     paths = [""] + ([str(Path(arguments.other_triton).resolve())] if arguments.other_triton else [])
     tritons = [find_triton(path) for path in paths]
     jobs = []

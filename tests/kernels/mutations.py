@@ -16,6 +16,7 @@ ATTENTION_TESTS = "tests/kernels/test_attention.py"
 TRITON_ATTENTION_TESTS = "tests/kernels/test_triton_attention.py"
 BATCH_TESTS = (f"{ATTENTION_TESTS}::test_batches",)
 WINDOW_TESTS = (f"{ATTENTION_TESTS}::test_sliding_window",)
+TILE_TESTS = (f"{TRITON_ATTENTION_TESTS}::test_tiles",)  # tiles smaller than the window
 WINDOW_HYGIENE_TESTS = (f"{ATTENTION_TESTS}::test_blocks_before_the_window_are_not_read",)
 SHAPE_TESTS = (f"{ATTENTION_TESTS}::test_shapes",)
 SOFT_CAP_TESTS = (f"{ATTENTION_TESTS}::test_soft_cap",)
@@ -66,7 +67,7 @@ MUTATIONS = (
         ATTENTION,
         "last_window = position + num_tokens - SLIDING_WINDOW",
         "last_window = position + 1 - SLIDING_WINDOW",
-        WINDOW_TESTS,
+        TILE_TESTS,
     ),
     Mutation(
         "the unmasked tiles go one tile too far",
