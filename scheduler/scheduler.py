@@ -129,7 +129,7 @@ class Scheduler:
                 self._plan_running(sequence, num_uncomputed[sequence], plan)
         if not plan.preempted:
             self._admit(plan)
-        assert not plan.is_empty or not self.has_unfinished or self._in_flight, (
+        assert not plan.is_empty or not self.has_unfinished or any(step.rows for step in self._in_flight), (
             "no progress: sequences wait and none was scheduled"
         )
         output = SchedulerOutput(
@@ -138,7 +138,7 @@ class Scheduler:
         plan.commit()
         self._queues.known_to_runner.update(row.seq_id for row in output.rows)
         self._in_flight.append(output)
-        self._counters.num_steps += 1
+        self._counters.num_steps += bool(output.rows)
         return output
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:

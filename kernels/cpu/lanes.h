@@ -137,7 +137,7 @@ FloatVec tanh_lanes(FloatVec x) {
   near = near * square + 1.333115e-1f;
   near = near * square - 3.3333263e-1f;
   near = near * square + 1.0f;
-  return magnitude < 0.625f ? near * x : (x < 0.0f ? -far : far);
+  return magnitude >= 0.625f ? (x < 0.0f ? -far : far) : near * x;  // NaN stays NaN
 }
 
 // ---- transpose and sums across lanes ----

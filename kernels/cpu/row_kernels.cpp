@@ -63,7 +63,11 @@ void rms_norm_row(const RmsNormArgs& args, int64_t row) {
                  args.size - i, out + i);
 }
 
-FloatVec sigmoid_lanes(FloatVec x) { return 1.0f / (1.0f + exp2_lanes(x * -kLog2E)); }
+// From the exponential that cannot overflow: exactly 0 far below 0, so that no large input times it is anything.
+FloatVec sigmoid_lanes(FloatVec x) {
+  const FloatVec power = exp2_lanes((x < 0.0f ? x : -x) * kLog2E);  // e^-|x|
+  return (x < 0.0f ? power : splat(1.0f)) / (1.0f + power);
+}
 
 FloatVec activate(FloatVec x, int32_t activation) {
   if (activation == kSilu) return x * sigmoid_lanes(x);

@@ -26,7 +26,7 @@ inline float* thread_scratch(int64_t floats) {
   return buffer.get();
 }
 
-// Runs body(i) for every i in [0, count) on up to `num_threads` threads, which take the next index as they get free.
+// Runs body(i) for every i in [0, count) on `num_threads` threads, which take the next index as they get free.
 template <typename Body>
 void parallel_for(int64_t count, int num_threads, const Body& body) {
   if (count <= 1 || num_threads <= 1) {
@@ -34,7 +34,8 @@ void parallel_for(int64_t count, int num_threads, const Body& body) {
     return;
   }
   std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(static_cast<int>(std::min<int64_t>(count, num_threads)))
+  // Always the whole team: libgomp ends the threads that a smaller one leaves over, and their scratch with them.
+#pragma omp parallel num_threads(num_threads)
   for (int64_t i = next++; i < count; i = next++) body(i);
 }
 

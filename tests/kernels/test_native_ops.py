@@ -1,6 +1,9 @@
 """The native operations: right against float64 at every size and on every instruction set, and batch-invariant."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,12 +175,13 @@ def test_gate(
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_gate_far_from_zero(instruction_set: str, activation: Activation) -> None:
-    gate = torch.tensor([-1e30, -200.0, -88.0, -20.0, -1e-30, 0.0, 1e-30, 20.0, 88.0, 200.0, 1e30])
+    gate = torch.tensor([-3e38, -1e30, -200.0, -88.0, -20.0, -1e-30, 0.0, 1e-30, 20.0, 88.0, 200.0, 1e30])
     out = NativeOps(available(instruction_set)).gate(torch.cat((gate, torch.ones_like(gate)))[None], activation)[0]
     expected = torch.where(
         gate > 10, gate, TorchOps().gate(torch.stack((gate, torch.ones_like(gate)), 1).double(), activation)[:, 0]
     )
     torch.testing.assert_close(out, expected.float(), rtol=1e-6, atol=1e-7)
+    assert not out[gate <= -200].any()
 
 
 @settings(deadline=None, max_examples=30)
@@ -271,13 +275,45 @@ def test_other_dtypes_are_refused() -> None:
         ops.gate(torch.ones(1, 4, dtype=torch.float64), "silu")
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_a_broken_row_is_not_hidden(instruction_set: str) -> None:
+    ops = NativeOps(available(instruction_set))
+    nan = torch.full((1, 20), torch.nan)
+    assert ops.soft_cap(nan, 30.0).isnan().all()
+    assert ops.gate(nan, "silu").isnan().all()
+    assert ops.gate(nan, "gelu_tanh").isnan().all()
+    assert ops.rms_norm(nan, torch.ones(20), 1e-6).isnan().all()
+    assert ops.linear(nan, torch.ones(3, 20), None).isnan().all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed in /proc")
+def test_threads_outlive_small_calls() -> None:
+    """A new thread for each call would cost more than most calls, and lose its scratch memory."""
+    make_backend("cpu")
+    script = """
+import os, torch
+from kernels.model_ops.native_ops import NativeOps
+torch.set_num_threads(8)
+ops = NativeOps()
+x, weight = torch.randn(64, 576), torch.randn(1536, 576)
+ops.linear(x, weight, None)
+threads = set(os.listdir("/proc/self/task"))
+for _ in range(10):
+    ops.linear(x, weight, None)
+    ops.rms_norm(x, weight[0], 1e-5)
+    ops.linear(x[:1], weight[:40], None)
+    assert set(os.listdir("/proc/self/task")) == threads
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])
+
+
 def test_unknown_instruction_set() -> None:
     with pytest.raises(ValueError, match="'sse9' is not one of"):
         NativeOps("sse9")
 
 
-def test_native_operations_serve_the_invariant_cpu_backend() -> None:
+def test_native_operations_serve_the_native_backend() -> None:
     cpu = torch.device("cpu")
-    assert isinstance(select_ops("cpu", cpu, batch_invariant=True), NativeOps)
-    assert isinstance(select_ops("cpu", cpu, batch_invariant=False), TorchOps)
+    for batch_invariant in (False, True):
+        assert isinstance(select_ops("cpu", cpu, batch_invariant=batch_invariant), NativeOps)
     assert isinstance(select_ops("torch", cpu, batch_invariant=False), TorchOps)

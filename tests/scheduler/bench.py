@@ -17,7 +17,8 @@ class Bench:
     def __init__(self, num_blocks=64, block_size=4, overlapped=False, **limits):
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 200}
         self.config = SchedulerConfig(**{**defaults, **limits})
-        self.scheduler = Scheduler(self.config, BlockManager(num_blocks, block_size))
+        self.manager = BlockManager(num_blocks, block_size)
+        self.scheduler = Scheduler(self.config, self.manager)
         self.runner = FakeRunner(block_size, self.config.max_num_seqs)
         self.overlapped = overlapped
         self.in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()

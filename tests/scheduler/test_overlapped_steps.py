@@ -2,6 +2,7 @@
 
 import pytest
 
+from paged_cache.block_table import BlockTable
 from scheduler.output import KnownRow, NewRow
 from scheduler.request import SequenceStatus
 from tests.scheduler.bench import Bench
@@ -187,3 +188,20 @@ def test_a_shared_prompt_that_is_preempted_meanwhile_is_not_forked():
     assert bench.requests["b"].awaits_fork  # its blocks are gone: nothing is left to share
     bench.drain()
     bench.assert_all_exact()
+
+
+def test_blocks_lost_for_good_are_reported_and_not_waited_for():
+    """A step without rows is no progress: a loop that counted it as one would turn for ever."""
+    bench = ahead(num_blocks=8, block_size=4)
+    bench.add("last", prompt_len=5, max_tokens=1)
+    bench.launch(bench.schedule())
+    bench.add("stuck", prompt_len=9)
+    manager = bench.manager
+    assert manager.allocate(BlockTable(), 0, manager.num_free_blocks * 4) is not None
+    empty = bench.scheduler.schedule()  # the first request's end is not known yet
+    assert not empty.rows
+    output, pending = bench.in_flight.popleft()
+    bench.scheduler.update(output, pending.result())
+    with pytest.raises(AssertionError, match="no progress"):
+        bench.scheduler.schedule()
+    assert bench.scheduler.stats.num_steps == 1
