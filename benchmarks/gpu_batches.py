@@ -56,10 +56,7 @@ class Batch:
     @property
     def num_bytes(self) -> int:
         """The fewest bytes that move: every key and value once, with their scales, and query and output."""
-        per_key = 2 * self.heads.head_dim * self.kv_layer.key.element_size()
-        if self.kv_layer.key_scale is not None:
-            per_key += 2 * self.kv_layer.key_scale.element_size()
-        cache = sum(self.rows.seq_lens) * self.heads.num_kv_heads * per_key
+        cache = sum(self.rows.seq_lens) * self.heads.num_kv_heads * bytes_per_key(self.heads, self.kv_layer)
         return cache + 2 * self.query.numel() * self.query.element_size()
 
     @property
@@ -70,6 +67,12 @@ class Batch:
             for query_len, seq_len in zip(self.rows.query_lens, self.rows.seq_lens, strict=True)
         )
         return 4 * self.heads.head_dim * self.heads.num_q_heads * visible
+
+
+def bytes_per_key(heads: Heads, layer: KVLayer) -> int:
+    """Of a key and its value in one head of the cache, with their scales."""
+    scale = 0 if layer.key_scale is None else layer.key_scale.element_size()
+    return 2 * (heads.head_dim * layer.key.element_size() + scale)
 
 
 def decodes(num_rows: int, seq_len: int) -> Rows:

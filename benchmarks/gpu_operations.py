@@ -15,7 +15,7 @@ import torch
 if not __package__:  # run as a script: Python has put this folder on the path, not the one above it
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.gpu_batches import BLOCK_SIZE, Heads, random_layer
+from benchmarks.gpu_batches import BLOCK_SIZE, Heads, bytes_per_key, random_layer
 from benchmarks.gpu_part import Part, run_part
 from kernels.attention.metadata import Rotation
 from kernels.attention.rotation import rotate_heads
@@ -72,7 +72,7 @@ def _rotate_and_write(part: Part, sizes: Sizes, num_tokens: int, dtype: str) -> 
         _, key, value = rotate_heads(packed, rotation, heads.num_kv_heads)
         launch_write_kv(key, value, layer, slots)
 
-    written = 2 * num_tokens * heads.num_kv_heads * heads.head_dim * layer.key.element_size()
+    written = num_tokens * heads.num_kv_heads * bytes_per_key(heads, layer)
     query = num_tokens * heads.num_q_heads * heads.head_dim * packed.element_size()
     num_bytes = packed.numel() * packed.element_size() + query + written + 2 * angles.numel() * 4
     return _against(part, lambda: launch_rotate_and_write(packed, rotation, layer, slots), in_two, num_bytes)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from benchmarks.gpu_timing import Timer, make_timer
 from benchmarks.machine import command_line
 
 Values = Mapping[str, object]
+
+WROTE_ERRORS = 3  # exit status: something was wrong, and the results say what. 1 is Python's own, of a crash.
 
 
 class Part:
@@ -35,6 +38,7 @@ class Part:
         self.device = torch.device("cpu" if options.dry_run else "cuda:0")
         self.is_small: bool = options.small or options.dry_run  # tiny shapes
         self.num_errors = 0
+        self._deadline: float | None = None if options.seconds is None else time.monotonic() + options.seconds
         self._share: tuple[int, int] = options.share
         self._num_measurements = 0
         self._path: Path = options.results
@@ -49,6 +53,11 @@ class Part:
     def is_dry(self) -> bool:
         """No card: on the CPU, to run the code and not to measure. Always small."""
         return self.device.type == "cpu"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the part has to come to its end; None if nobody has set a limit."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     @property
     def timer(self) -> Timer:
@@ -75,10 +84,9 @@ class Part:
         try:
             values = run()
         except Exception as error:
-            traceback.print_exc()
-            self.num_errors += 1
-            values = {ERROR: f"{type(error).__name__}: {error}"[:500]}
-        self.record(measurement, values)
+            self.record_error(measurement, error)
+        else:
+            self.record(measurement, values)
 
     def check(self, measurement: str, run: Callable[[], tuple[bool, Values]]) -> None:
         """Like `measure`, of something that is right or wrong: wrong counts as an error."""
@@ -89,6 +97,12 @@ class Part:
             return {RIGHT: is_right, **values}
 
         self.measure(measurement, checked)
+
+    def record_error(self, measurement: str, error: Exception) -> None:
+        """Write down what was raised, and print where; call it while handling the exception."""
+        traceback.print_exc()
+        self.num_errors += 1
+        self.record(measurement, {ERROR: f"{type(error).__name__}: {error}"[:500]})
 
     def record(self, measurement: str, values: Values) -> None:
         """Write the values down and print them."""
@@ -105,13 +119,21 @@ class Part:
 
 
 def run_part(name: str, about: str, measure: Callable[[Part], None], argv: Sequence[str] | None = None) -> int:
-    """Read the command line, run the part, and return 1 if any of its measurements failed."""
+    """Read the command line and run the part.
+
+    Returns:
+        0; WROTE_ERRORS if anything failed or was wrong and the results say so; 2 without a card.
+
+    Raises:
+        Exception: the results could not be opened, or the card not be asked what it is. Python ends with 1.
+    """
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, under TRITON_INTERPRET=1")
     parser.add_argument("--small", action="store_true", help="tiny shapes, on a card")
     parser.add_argument("--name", default=name, help=f"what to call the part in the results (default: {name})")
     parser.add_argument("--results", type=Path, default=default_path(), help="the JSON file (default: gpu-<date>.json)")
     parser.add_argument("--share", type=_share, default=(1, 1), help="2/4: every fourth measurement from the second on")
+    parser.add_argument("--seconds", type=float, help="what the part may take, for one that keeps to it by itself")
     options = parser.parse_args(argv)
     if options.dry_run:
         repair_interpreter()
@@ -119,8 +141,11 @@ def run_part(name: str, about: str, measure: Callable[[Part], None], argv: Seque
         print(f"{name}: torch sees no CUDA device. Use --dry-run to run the code without one.", file=sys.stderr)
         return 2
     part = Part(options)
-    measure(part)
-    return 1 if part.num_errors else 0
+    try:
+        measure(part)
+    except Exception as error:  # any, as in Part.measure; what was measured before is written
+        part.record_error("part", error)
+    return WROTE_ERRORS if part.num_errors else 0
 
 
 def repair_interpreter() -> None:

@@ -16,6 +16,7 @@ if not __package__:  # run as a script: Python has put this folder on the path, 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu_part import Part, run_part
+from benchmarks.gpu_results import NOTE, SKIPPED
 from benchmarks.gpu_workload import FULL, ROPE, SMALL, Workload, prompts
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def generate(model: "PreTrainedModel", workload: Workload, num_requests: int) ->
 def measure(part: Part) -> None:
     """Every number of sequences, each against the engine's own number."""
     if importlib.util.find_spec("transformers") is None:
-        part.record("skipped", {"note": "transformers is not installed"})
+        part.record(SKIPPED, {NOTE: "transformers is not installed"})
         return
     workload = SMALL if part.is_small else FULL
     part.record("attention", {"implementation": attention_implementation()})
@@ -118,7 +119,7 @@ def _build(models: list["PreTrainedModel"], workload: Workload, device: torch.de
 def _against_ours(
     part: Part, model: "PreTrainedModel", workload: Workload, name: str, num_requests: int
 ) -> Mapping[str, object]:
-    values = generate(model, workload, num_requests)
+    values = {**generate(model, workload, num_requests), "their_attention": attention_implementation()}
     ours = part.earlier("engine", f"{name}, {ENGINE_WAY}", "tokens_per_s")
     return values if ours is None else {**values, "ours_over_theirs": ours / values["tokens_per_s"]}
 

@@ -48,7 +48,17 @@ def command_line(argv: Sequence[str] = tuple(sys.argv)) -> str:
 def write_result(path: Path, result: Mapping[str, object]) -> None:
     """Write a result as JSON for people and machines, making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file's text all at once: who is stopped meanwhile leaves the old text, never half of the new one."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _cpu_model() -> str:

@@ -80,12 +80,16 @@ def jobs() -> Iterator[Job]:
 def candidates(job: Job) -> list[TileConfig]:
     """Tiles worth compiling. What surely spills or exceeds shared memory is left out; the compiler drops the rest."""
     least_rows = max(16, 1 << (job.layer.group_size - 1).bit_length())
-    rows, keys, warps, stages = {
-        "decode": ((least_rows,), (32, 64, 128), (2, 4, 8), (2, 3, 4)),
+    rows, keys, warps = {
+        "decode": ((least_rows,), (32, 64, 128), (2, 4, 8)),
         # 64 rows are the least that Hopper's warp-group product takes.
-        "prefill": ((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)),
-        "invariant": ((least_rows, 2 * least_rows, 64), (32, 64, 128), (4, 8), (2, 3)),
+        "prefill": ((64, 128), (32, 64, 128), (4, 8)),
+        "invariant": ((least_rows, 2 * least_rows, 64), (32, 64, 128), (4, 8)),
     }[job.kind]
+    # The pipeline's depth is shared out between two loads, the second of which waits for the first: block ids, and the
+    # keys and values that lie there. (stages - 1) // 2 tiles are in flight, so 4 stages are the same kernel as 3. Three
+    # tiles are tried for decode alone, which has next to nothing to compute while it waits.
+    stages = (2, 3, 5, 7) if job.kind == "decode" else (2, 3, 5)
     found = [TileConfig(*sizes) for sizes in product(sorted(set(rows)), keys, warps, stages)]
     return [
         config
