@@ -25,7 +25,7 @@ if not __package__:  # run as a script: Python has put this folder on the path, 
 
 from benchmarks.machine import RESULTS_DIR, command_line, machine_facts, write_result
 from kernels.attention.backend import select_backend
-from kernels.model_ops.torch_ops import TorchOps
+from kernels.model_ops.ops import select_ops
 from models.loader import load_model
 from models.runner import ModelRunner
 from paged_cache.kv_cache import KVCache
@@ -111,9 +111,10 @@ class Bench:
     def __init__(self, model_path: Path, longest: int, longest_without: int) -> None:
         """Load the model, and reserve blocks for a text, for its recomputation and for generated tokens."""
         device = torch.device("cpu")
-        model = load_model(model_path, torch.float32, device, TorchOps(), lambda _done, _total: None)
-        config = model.config
         self.backend = select_backend("auto", device)
+        ops = select_ops(self.backend.name, device, batch_invariant=False)
+        model = load_model(model_path, torch.float32, device, ops, lambda _done, _total: None)
+        config = model.config
         self._token_ids = _text(model_path, longest)
         num_blocks = [longest // BLOCK_SIZE, longest_without // BLOCK_SIZE, -(-DECODE_STEPS // BLOCK_SIZE)]
         # In a server that has run for a while the blocks of a sequence lie anywhere.
