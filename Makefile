@@ -32,6 +32,7 @@ bench: $(VENV)/installed
 	$(BIN)/pip install --quiet --editable ".[bench]"
 	$(BIN)/python benchmarks/kv_cache_cost.py
 	$(BIN)/python benchmarks/baseline.py
+	$(BIN)/python benchmarks/host_step_cost.py
 
 # A stamp per kind of installation, so that a second run starts at once.
 $(VENV)/installed: pyproject.toml setup.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
