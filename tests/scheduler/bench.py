@@ -85,7 +85,7 @@ class Bench:
         if update.finish_reason:
             self.finish_reasons[key] = update.finish_reason
 
-    def drain(self, max_steps=2000):
+    def drain(self, max_steps=50_000):  # one sequence at a time and one token a step is slow and no fault
         steps = 0
         while self.scheduler.has_unfinished:
             self.step()
