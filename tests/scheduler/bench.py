@@ -85,16 +85,22 @@ class Bench:
         if update.finish_reason:
             self.finish_reasons[key] = update.finish_reason
 
-    def drain(self, max_steps=50_000):  # one sequence at a time and one token a step is slow and no fault
+    def drain(self):
         steps = 0
         while self.scheduler.has_unfinished:
             self.step()
             steps += 1
-            assert steps < max_steps, "requests do not end"
+            assert steps <= 2 * self._num_tokens_to_compute() + 2, "requests do not end"
         while self.in_flight:
             assert self.update() == [], "an update after the end"
         assert self.scheduler.stats.num_used_blocks == 0
         return steps
+
+    def _num_tokens_to_compute(self):
+        """At most, recomputed ones included. A step computes one, or else waits for the result of one that did."""
+        requests = self.requests.values()
+        known = sum(r.params.n * (len(r.prompt_token_ids) + r.params.max_tokens + 1) for r in requests)
+        return known + self.scheduler.stats.num_recomputed_tokens
 
     def expected(self, name, index=0):
         request = self.requests[name]
