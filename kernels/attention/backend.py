@@ -105,7 +105,7 @@ def _torch_backend() -> AttentionBackend:
 
 def _cpu_backend(device: torch.device) -> AttentionBackend:
     from kernels.attention.cpu import CpuBackend
-    from kernels.cpu.library import NativeLibraryError
+    from kernels.cpu.native_library import NativeLibraryError
 
     if device.type != "cpu":
         raise BackendUnavailableError(f"the cpu attention backend cannot read a KV cache on {device}")

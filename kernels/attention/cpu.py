@@ -8,7 +8,7 @@ import ctypes
 import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
-from kernels.cpu.library import (
+from kernels.cpu.native_library import (
     INSTRUCTION_SETS,
     AttendArgs,
     RotateAndWriteArgs,

@@ -1,5 +1,5 @@
 // The types that cross between the entry points of a decoder's operations (model_ops.cpp), their kernels
-// (linear_tile.cpp and row_kernels.cpp, compiled once per instruction set) and Python (library.py mirrors the argument
+// (linear_tile.cpp and row_kernels.cpp, compiled once per instruction set) and Python (native_library.py mirrors the argument
 // structs field by field). Every result of a row depends on that row's inputs alone, bit for bit.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The types that cross between the entry points (paged_attention.cpp), the tile kernel (attention_tile.cpp, compiled
-// once per instruction set) and Python (library.py mirrors the two argument structs field by field).
+// once per instruction set) and Python (native_library.py mirrors the two argument structs field by field).
 // Knows no torch: pointers, strides in elements, and plain integers.
 #pragma once
 

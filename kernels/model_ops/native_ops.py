@@ -8,7 +8,7 @@ import ctypes
 
 import torch
 
-from kernels.cpu.library import (
+from kernels.cpu.native_library import (
     ACTIVATIONS,
     INSTRUCTION_SETS,
     GateArgs,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kernels.attention.cpu import CpuBackend
 from kernels.attention.metadata import AttentionParams, KVLayer
-from kernels.cpu.library import INSTRUCTION_SETS, load_library, supported_instruction_sets
+from kernels.cpu.native_library import INSTRUCTION_SETS, load_library, supported_instruction_sets
 from tests.kernels.conftest import make_backend
 from tests.kernels.paged_batches import TOLERANCES, PagedBatch, Shape, make_batch, oracle, relative_error
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.attention.cpu import CpuBackend
 from kernels.attention.metadata import KVLayer, Rotation
 from kernels.attention.rotation import rotate_heads
-from kernels.cpu.library import INSTRUCTION_SETS, load_library, supported_instruction_sets
+from kernels.cpu.native_library import INSTRUCTION_SETS, load_library, supported_instruction_sets
 from kernels.model_ops.native_ops import NativeOps
 from kernels.model_ops.ops import Activation, select_ops
 from kernels.model_ops.torch_ops import TorchOps

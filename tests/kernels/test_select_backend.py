@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.attention.backend import BackendUnavailableError, select_backend
-from kernels.cpu import library
+from kernels.cpu import native_library
 from tests.kernels.conftest import make_backend
 
 CPU = torch.device("cpu")
@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def without_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a machine where the library was not built."""
-    monkeypatch.setattr(library, "LIBRARY_PATH", tmp_path / "_paged_attention.so")
-    monkeypatch.setattr("kernels.attention.cpu.load_library", library.load_library.__wrapped__)
+    monkeypatch.setattr(native_library, "LIBRARY_PATH", tmp_path / "_paged_attention.so")
+    monkeypatch.setattr("kernels.attention.cpu.load_library", native_library.load_library.__wrapped__)
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def with_broken_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     """As on a machine for which the library was not built."""
     broken = tmp_path / "_paged_attention.so"
     broken.write_bytes(b"not an object file")
-    monkeypatch.setattr(library, "LIBRARY_PATH", broken)
-    monkeypatch.setattr("kernels.attention.cpu.load_library", library.load_library.__wrapped__)
+    monkeypatch.setattr(native_library, "LIBRARY_PATH", broken)
+    monkeypatch.setattr("kernels.attention.cpu.load_library", native_library.load_library.__wrapped__)
 
 
 @pytest.mark.parametrize("name", ["reference", "torch"])
@@ -58,9 +58,9 @@ def test_auto_with_a_broken_library_says_why(caplog: pytest.LogCaptureFixture) -
 
 def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source tree that moved on under an editable install: the library lacks functions."""
-    monkeypatch.setattr(library, "LIBRARY_PATH", Path(torch._C.__file__))  # a shared object with other functions
-    with pytest.raises(library.NativeLibraryError, match="of an older version: it lacks octavo_"):
-        library.load_library.__wrapped__()
+    monkeypatch.setattr(native_library, "LIBRARY_PATH", Path(torch._C.__file__))  # a shared object with other functions
+    with pytest.raises(native_library.NativeLibraryError, match="of an older version: it lacks octavo_"):
+        native_library.load_library.__wrapped__()
 
 
 @pytest.mark.usefixtures("without_library")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.attention.cpu import CpuBackend
-from kernels.cpu.library import INSTRUCTION_SETS, load_library, supported_instruction_sets
+from kernels.cpu.native_library import INSTRUCTION_SETS, load_library, supported_instruction_sets
 from kernels.model_ops.native_ops import NativeOps
 from models.decoder import Decoder
 from models.loader import load_model

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernels.attention.backend import BackendUnavailableError
-from kernels.cpu import library
+from kernels.cpu import native_library
 from scheduler.stats import SchedulerStats
 from server.config import load_settings
 from server.engine import Engine, UnservableSettings, build_engine
@@ -43,8 +43,8 @@ def test_a_quantised_cache_is_refused_where_the_native_cpu_kernels_run(kv_cache_
 
 @pytest.mark.parametrize("attention_backend", ["auto", "cpu"])
 def test_batch_invariance_needs_the_native_library(attention_backend, monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "LIBRARY_PATH", tmp_path / "_paged_attention.so")
-    monkeypatch.setattr("kernels.attention.cpu.load_library", library.load_library.__wrapped__)
+    monkeypatch.setattr(native_library, "LIBRARY_PATH", tmp_path / "_paged_attention.so")
+    monkeypatch.setattr("kernels.attention.cpu.load_library", native_library.load_library.__wrapped__)
     with pytest.raises(BackendUnavailableError, match=r"not built .* Install a C\+\+ compiler"):
         build(device="cpu", batch_invariant="true", attention_backend=attention_backend)
 
