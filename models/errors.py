@@ -3,7 +3,7 @@
 Knows nothing else of the package.
 
     ModelError                what the user pointed at cannot be served
-      UnsupportedModelError   well-formed, but of an architecture or with a setting that is not implemented
+      UnsupportedModelError   well-formed, but of an architecture or with a setting that is not supported
       CheckpointError         a file or a tensor is missing, surplus, misshapen or damaged
 """
 
@@ -13,7 +13,7 @@ class ModelError(Exception):
 
 
 class UnsupportedModelError(ModelError):
-    """The model is of an architecture, or asks for a setting, that is not implemented."""
+    """The model is of an architecture, or asks for a setting, that is not supported."""
 
 
 class CheckpointError(ModelError):

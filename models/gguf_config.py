@@ -36,7 +36,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     """The configuration of an open GGUF file.
 
     Raises:
-        UnsupportedModelError: the architecture or a setting is not implemented.
+        UnsupportedModelError: the architecture or a setting is not supported.
         ModelError: a key is missing or not of its kind.
         CheckpointError: a tensor that the configuration is read from is missing or misshapen.
     """

@@ -64,7 +64,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
     """Read the configuration of a model directory.
 
     Raises:
-        UnsupportedModelError: the architecture or a setting is not implemented.
+        UnsupportedModelError: the architecture or a setting is not supported.
         ModelError: a field is missing or not of its kind.
         CheckpointError: a file is missing or damaged.
     """

@@ -25,7 +25,7 @@ def read_rope(
         head_dim: must be rotated whole.
 
     Raises:
-        UnsupportedModelError: a kind of scaling that is not implemented, or a partial rotation.
+        UnsupportedModelError: a kind of scaling that is not supported, or a partial rotation.
     """
     theta = fields.positive("rope_theta", theta)
     _check_whole_head(fields, head_dim)

@@ -48,8 +48,9 @@ class CpuBackend:
         """Scatter this step's keys and values to `metadata.slot_mapping`; slot -1 writes nothing.
 
         Raises:
-            ValueError: a slot lies outside the cache; nothing is written then.
+            ValueError: a slot lies outside the cache, or its dtype is not supported; nothing is written then.
         """
+        element_type(kv_layer.key.dtype)
         key = _rows_contiguous(key.to(kv_layer.key.dtype))
         value = _rows_contiguous(value.to(kv_layer.value.dtype))
         num_blocks, num_kv_heads, block_size, head_dim = kv_layer.key.shape

@@ -15,7 +15,7 @@ def test_version() -> None:
 
 
 def test_transformers_imports_beside_us() -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="only with it installed is there a name to clash with")
     program = "import kernels, transformers; print(kernels.__file__); transformers.AutoConfig"
     root = Path(__file__).parents[2]
     result = subprocess.run(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.interpreted import IS_INTERPRETING, TESTS
 
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", reason="Triton has no build for this platform")
 pytestmark = pytest.mark.skipif(IS_INTERPRETING, reason="the interpreter replaces the compiler")
 
 from tests.kernels import compile_checks  # noqa: E402  (needs Triton)

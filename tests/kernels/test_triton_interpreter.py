@@ -14,7 +14,7 @@ import pytest
 
 from tests.interpreted import IS_INTERPRETING, TESTS, interpreted_files, run_interpreted
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton has no build for this platform")
 pytestmark = pytest.mark.skipif(IS_INTERPRETING, reason="this is the child process")
 
 FILES = interpreted_files()
