@@ -186,7 +186,6 @@ def _graph(part: Part, backend: AttentionBackend) -> tuple[bool, Values]:
             full,
             seq_lens=torch.from_numpy(lengths).to(part.device),
             host_seq_lens=lengths,
-            max_seq_len=int(lengths.max()),
         )
         graph_backend.refill(starts, lengths)
         out.fill_(torch.nan)

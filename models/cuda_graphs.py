@@ -170,9 +170,6 @@ class CudaGraphs:
             slot_mapping=slot_mapping,
             host_query_start_loc=np.arange(batch_size + 1, dtype=np.int32),
             host_seq_lens=np.zeros(batch_size, dtype=np.int32),
-            max_query_len=1,
-            max_seq_len=self._block_tables.shape[1] * self._kv_cache.spec.block_size,
-            num_decodes=batch_size,
         )
         return ForwardBatch(input_ids, positions, self._rows[:batch_size], attn), token_inputs
 
@@ -182,7 +179,7 @@ class CudaGraphs:
         num_rows, batch_size = len(source.host_seq_lens), len(static.host_seq_lens)
         self._fill_tokens(graph.token_inputs, batch.input_ids, batch.positions, source.slot_mapping)
         torch.cat((source.seq_lens, self._no_keys[: batch_size - num_rows]), out=static.seq_lens)
-        num_blocks = -(-source.max_seq_len // self._kv_cache.spec.block_size)
+        num_blocks = -(-int(source.host_seq_lens.max()) // self._kv_cache.spec.block_size)
         self._block_tables[:num_rows, :num_blocks].copy_(source.block_tables[:, :num_blocks])
 
         seq_lens = np.zeros(batch_size, dtype=np.int32)

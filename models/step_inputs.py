@@ -93,13 +93,13 @@ def build_inputs(
     positions = first_position + np.arange(len(row_of_token))  # [num_tokens]
     blocks = table.block_tables[row_of_token, positions // table.block_size].astype(np.int64)
     seq_lens = (step.num_computed + step.num_new).astype(np.int32)
-    max_seq_len = int(seq_lens.max())
+    num_blocks = -(-int(seq_lens.max()) // table.block_size)
     sampled_rows = step.rows[step.samples]
     pending_places = (positions >= table.num_known_tokens[row_of_token]).nonzero()[0]
     host = {
         "query_start_loc": step.query_start_loc,
         "seq_lens": seq_lens,
-        "block_tables": table.block_tables[step.rows, : -(-max_seq_len // table.block_size)],
+        "block_tables": table.block_tables[step.rows, :num_blocks],
         "slot_mapping": blocks * table.block_size + positions % table.block_size,
         "input_ids": table.token_ids[row_of_token, positions],
         "positions": positions,
@@ -120,9 +120,6 @@ def build_inputs(
         **{name: on_device[name] for name in ("query_start_loc", "seq_lens", "block_tables", "slot_mapping")},
         host_query_start_loc=step.query_start_loc,
         host_seq_lens=seq_lens,
-        max_query_len=int(step.num_new.max()),
-        max_seq_len=max_seq_len,
-        num_decodes=int((step.num_new == 1).sum()),
     )
     return StepInputs(
         batch=ForwardBatch(on_device["input_ids"], on_device["positions"], on_device["logits_indices"], attn),

@@ -37,7 +37,7 @@ class StepPlan:
         self.budget += num_new_tokens
 
     def rows(self, known_to_runner: Set[int]) -> tuple[NewRow | KnownRow, ...]:
-        """The rows in the order of the batch: decodes first, which the attention backends rely on."""
+        """The rows in the order of the batch: decodes first."""
         order = sorted(self._planned.items(), key=lambda item: item[1][0] > 1)
         return tuple(
             _known_row(sequence, num_new, allocation)

@@ -25,9 +25,6 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor  # [num_tokens] int64, block_id * block_size + offset; -1 = padding, not written
     host_query_start_loc: npt.NDArray[np.int32]  # [num_rows + 1], the same on the host
     host_seq_lens: npt.NDArray[np.int32]  # [num_rows], the same on the host
-    max_query_len: int
-    max_seq_len: int
-    num_decodes: int  # leading rows whose query length is 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from kernels.attention.tuning import TileConfig
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 ITEM_FIELDS = 8  # row, first query token, num query tokens, position of the first, key begin, key end, slot, unused
 MERGE_FIELDS = 4  # query token, first slot, num splits, slots between two splits

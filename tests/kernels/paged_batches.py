@@ -48,7 +48,6 @@ def make_metadata(
     for query_len, seq_len, ids in zip(query_lens, seq_lens, block_ids, strict=True):
         starts.append(starts[-1] + query_len)
         slots += [ids[p // block_size] * block_size + p % block_size for p in range(seq_len - query_len, seq_len)]
-    num_decodes = next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens))
     return AttentionMetadata(
         query_start_loc=torch.tensor(starts, dtype=torch.int32),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
@@ -56,9 +55,6 @@ def make_metadata(
         slot_mapping=torch.tensor(slots, dtype=torch.int64),
         host_query_start_loc=np.array(starts, dtype=np.int32),
         host_seq_lens=np.array(seq_lens, dtype=np.int32),
-        max_query_len=max(query_lens, default=0),
-        max_seq_len=max(seq_lens, default=0),
-        num_decodes=num_decodes,
     )
 
 

@@ -158,9 +158,6 @@ def test_padding(every_backend: AttentionBackend) -> None:
         slot_mapping=torch.cat([plain.slot_mapping, torch.full((num_padding,), -1)]),
         host_query_start_loc=np.append(plain.host_query_start_loc, [7, 8]).astype(np.int32),
         host_seq_lens=np.append(plain.host_seq_lens, [0, 0]).astype(np.int32),
-        max_query_len=plain.max_query_len,
-        max_seq_len=plain.max_seq_len,
-        num_decodes=plain.num_decodes,
     )
     query = torch.cat([batch.query, torch.randn(num_padding, 8, 64)])
     out = every_backend.attend(query, batch.kv_layer, padded, params)

@@ -23,9 +23,6 @@ def metadata_with_slots(slots: list[int]) -> AttentionMetadata:
         slot_mapping=torch.tensor(slots, dtype=torch.int64),
         host_query_start_loc=nothing.numpy(),
         host_seq_lens=nothing[:0].numpy(),
-        max_query_len=0,
-        max_seq_len=0,
-        num_decodes=0,
     )
 
 

@@ -93,9 +93,6 @@ class DecodeSteps:
             slot_mapping=torch.cat(slots).to(device),
             host_query_start_loc=starts,
             host_seq_lens=np.array(seq_lens, dtype=np.int32),
-            max_query_len=max(query_lens),
-            max_seq_len=max(seq_lens),
-            num_decodes=sum(n == 1 for n in query_lens),
         )
         input_ids = torch.randint(self.model.config.vocab_size, (int(starts[-1]),), generator=self._generator)
         logits_indices = torch.from_numpy(starts[1:].astype(np.int64) - 1)

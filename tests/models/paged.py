@@ -128,9 +128,6 @@ def _batch(
         slot_mapping=slots,
         host_query_start_loc=np.cumsum([0, *lengths]).astype(np.int32),
         host_seq_lens=np.array([stop for _, _, stop in rows], dtype=np.int32),
-        max_query_len=int(lengths.max()),
-        max_seq_len=max(stop for _, _, stop in rows),
-        num_decodes=int((lengths == 1).sum()),
     )
     input_ids = torch.tensor([token for i, start, stop in rows for token in prompts[i][start:stop]])
     return ForwardBatch(input_ids, positions, torch.arange(len(positions)), attn)
