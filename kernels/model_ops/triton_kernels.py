@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.triton_math import sigmoid, tanh
 
-SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
+TWICE_SQRT_2_OVER_PI = tl.constexpr(1.5957691216057308)
 
 
 @triton.jit
@@ -61,7 +61,8 @@ def gate_kernel(
     gate = tl.load(gates, mask=is_column, other=0.0).to(tl.float32)
     up = tl.load(gates + SIZE, mask=is_column, other=0.0).to(tl.float32)
     if GELU:
-        activated = 0.5 * gate * (1.0 + tanh((gate + 0.044715 * gate * gate * gate) * SQRT_2_OVER_PI))
+        # (1 + tanh(z)) / 2 is sigmoid(2 z), which does not cancel for z far below 0.
+        activated = gate * sigmoid((gate + 0.044715 * gate * gate * gate) * TWICE_SQRT_2_OVER_PI)
     else:
         activated = gate * sigmoid(gate)
     tl.store(out + token * SIZE + column, (activated * up).to(out.dtype.element_ty), mask=is_column)
