@@ -40,11 +40,20 @@ class KnownRow:
     replaced_block: tuple[int, int] | None  # (position in the block table, new block id) after copy-on-write
     num_computed_tokens: int
     num_new_tokens: int
+    sampled_token_ids: tuple[int, ...] = ()  # since the last row, for a sequence whose sampling looks back
 
     @property
     def end(self) -> int:
         """Computed tokens after this step."""
         return self.num_computed_tokens + self.num_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarMask:
+    """Which tokens a row of the step may sample."""
+
+    place: int  # of the row in the step
+    bitmask: bytes  # little-endian, bit i of the whole for token i; ceil(vocab_size / 32) words of 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,7 @@ class SchedulerOutput:
     rows: tuple[NewRow | KnownRow, ...]
     finished_seq_ids: tuple[int, ...] = ()  # finished, aborted or preempted since the last step: forget them
     block_copies: tuple[BlockCopy, ...] = ()
+    grammar_masks: tuple[GrammarMask, ...] = ()  # of rows that sample under a grammar
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +95,7 @@ class RowResult:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, where asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens this step has scored, in order
+    embedding: bytes = b""  # pooled hidden states, [hidden_size] float32 little-endian, once the prompt is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +116,6 @@ class SequenceUpdate:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens 1.., only from sequence 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it; its text is not part of the answer
+    embedding: bytes = b""  # as in RowResult
+    num_cached_tokens: int = 0  # with the end: prompt tokens that were not computed, since their blocks were there
+    num_recomputed_tokens: int = 0  # with the end: tokens that were computed again after preemption

@@ -72,6 +72,7 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     arrival_time: float  # seconds since the epoch
+    priority: int = 0  # a lower one is served first
     sequences: list[Sequence] = field(default_factory=list)
     aborted_indices: set[int] = field(default_factory=set)  # of sequences that were aborted before they existed
     num_scored_tokens: int = 0  # prompt tokens whose log-probabilities have been reported

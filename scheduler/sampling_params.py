@@ -1,6 +1,18 @@
 """What a request asks of the sampler and of the stop checks, already validated by the edge. Frozen; no torch."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+StructuredOutputKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+Pooling = Literal["mean", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """The language that an answer must belong to."""
+
+    kind: StructuredOutputKind
+    value: str = ""  # a JSON schema; a regular expression; a JSON list of strings; a Lark grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +34,23 @@ class SamplingParams:
     ignore_eos: bool = False  # the model's own end tokens do not end the sequence
     logprobs: int | None = None  # None = none; k = the sampled token's and the k best
     prompt_logprobs: int | None = None  # the same for each prompt token
+    min_tokens: int = 0  # before them no end token and no stop token can be sampled
+    presence_penalty: float = 0.0  # subtracted from the logit of a token that was generated
+    frequency_penalty: float = 0.0  # the same, times how often it was
+    repetition_penalty: float = 1.0  # > 0; divides positive logits, multiplies negative ones, of tokens that occurred
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    allowed_token_ids: tuple[int, ...] = ()  # none other can be sampled; () = all can
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
+    structured_output: StructuredOutput | None = None
+    pooling: Pooling | None = None  # no answer, but the prompt's normed hidden states: their mean, or the last
+
+    @property
+    def looks_back(self) -> bool:
+        """Sampling depends on the tokens before, so their ids must be known on the host when a step is built."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.bad_words
+            or self.structured_output
+        )

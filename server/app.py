@@ -11,8 +11,8 @@ from server.engine_client import EngineClient
 from server.error_responses import add_error_handlers
 from server.metrics import ServerMetrics
 from server.middleware import ApiKeys, Observation
-from server.preparation import longest_token
 from server.routes import chat, completions, models, operations
+from server.served_model import longest_token
 from server.tokenizer import Tokenizer
 
 

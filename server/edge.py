@@ -8,7 +8,7 @@ from fastapi import Depends, Request
 from server.config import Settings
 from server.engine_client import EngineClient, EngineUnavailable
 from server.metrics import ServerMetrics
-from server.preparation import ServedModel
+from server.served_model import ServedModel
 from server.tokenizer import Tokenizer
 
 

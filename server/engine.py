@@ -87,7 +87,13 @@ class Engine:
         ):
             raise RequestRefused(f"A token id of the prompt is not below {self.info.vocab_size}.", "prompt")
         self._scheduler.add(
-            Request(message.request_id, tuple(message.prompt_token_ids), message.params, message.arrival_time)
+            Request(
+                message.request_id,
+                tuple(message.prompt_token_ids),
+                message.params,
+                message.arrival_time,
+                message.priority,
+            )
         )
 
     def abort(self, request_id: str, index: int | None) -> None:

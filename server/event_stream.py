@@ -10,12 +10,12 @@ from server.disconnect import ClientDisconnected, until_disconnect
 
 
 class EventStream(Response):
-    """Sends `data:` events as they come."""
+    """Sends events as they come."""
 
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
-        """Each event is one line of data. `rest` has yielded `first` already, and is closed whatever happens."""
+        """The events are framed (`server_sent_event`). `rest` has yielded `first`, and is closed whatever happens."""
         self._first = first
         self._rest = rest
         self.status_code = 200
@@ -34,11 +34,17 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         async with aclosing(self._rest) as rest:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send(_event(self._first))
-            async for data in rest:
-                await send(_event(data))
+            await send(_message(self._first))
+            async for event in rest:
+                await send(_message(event))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _event(data: bytes) -> Message:
-    return {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True}
+def server_sent_event(data: bytes, name: str | None = None) -> bytes:
+    """One event. `data` is one line; OpenAI's older endpoints give their events no name."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + data + b"\n\n"
+
+
+def _message(event: bytes) -> Message:
+    return {"type": "http.response.body", "body": event, "more_body": True}

@@ -46,6 +46,16 @@ class ChoiceResult:
     finish_reason: FinishReason | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """What a request has cost so far."""
+
+    num_prompt_tokens: int  # of all prompts; each counts once, whatever n
+    num_completion_tokens: int  # generated so far, those that ended a sequence included
+    num_cached_tokens: int = 0  # prompt tokens that were not computed, since their KV blocks were there already
+    num_recomputed_tokens: int = 0  # computed again after preemption
+
+
 class Generation:
     """One request on its way through the engine."""
 
@@ -73,14 +83,12 @@ class Generation:
         self._num_submitted = 0
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts; each counts once, whatever n."""
-        return sum(len(prompt.token_ids) for prompt in self._request.prompts)
-
-    @property
-    def num_completion_tokens(self) -> int:
-        """Tokens generated so far, those that ended a sequence included."""
-        return sum(choice.num_tokens for choice in self._choices)
+    def counts(self) -> TokenCounts:
+        """Tokens as of now."""
+        return TokenCounts(
+            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in self._request.prompts),
+            num_completion_tokens=sum(choice.num_tokens for choice in self._choices),
+        )
 
     async def deltas(self) -> AsyncGenerator[ChoiceDelta, None]:
         """Submit, and yield pieces of the answers as they come. To be called once, and closed.

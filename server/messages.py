@@ -13,6 +13,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival_time: float  # seconds since the epoch
+    priority: int = 0  # a lower one is served first
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from scheduler.output import FinishReason as EngineFinishReason
+from server.generation import TokenCounts
 from server.protocol.responses import (
     ChatLogprob,
     ChatLogprobs,
@@ -41,9 +42,10 @@ def finish_reason(reason: EngineFinishReason | None) -> FinishReason | None:
     raise AssertionError(f"an answer ended with {reason}")
 
 
-def usage(num_prompt_tokens: int, num_completion_tokens: int) -> Usage:
+def usage(counts: TokenCounts) -> Usage:
     """The counts of a request."""
-    return Usage(num_prompt_tokens, num_completion_tokens, num_prompt_tokens + num_completion_tokens)
+    prompt, completion = counts.num_prompt_tokens, counts.num_completion_tokens
+    return Usage(prompt, completion, prompt + completion)
 
 
 def _top_logprobs(token: ScoredToken) -> dict[str, float] | None:

@@ -6,9 +6,12 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from server.chat_preparation import prepare_chat
 from server.edge import CurrentEdge
-from server.generation import ChoiceDelta, ChoiceResult
-from server.preparation import PreparedRequest, prepare_chat
+from server.errors import ApiError
+from server.event_stream import server_sent_event
+from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
+from server.preparation import PreparedRequest
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.responses import (
     ChatChoice,
@@ -18,75 +21,106 @@ from server.protocol.responses import (
     ChatLogprobs,
     ChatMessage,
     Usage,
+    to_json,
     to_raw,
 )
-from server.protocol.shaping import chat_logprobs, finish_reason
-from server.routes.generating import Head, answer
+from server.protocol.shaping import chat_logprobs, finish_reason, usage
+from server.routes.generating import DONE, Head, answer, chunk_event
 from server.routes.openapi import body_of
 from server.scored_tokens import ScoredToken
+from server.served_model import ServedModel
 
 router = APIRouter(tags=["generation"])
 
 
-class ChatShape:
-    """A stream's chunks carry pieces of the message; the first of a choice also says who speaks."""
+class ChatRoute:
+    """Conversations."""
 
     id_prefix = "chatcmpl-"
 
-    def whole(self, request: PreparedRequest, results: list[ChoiceResult], head: Head, counts: Usage) -> ChatCompletion:
+    def prepare(self, body: bytes, model: ServedModel) -> PreparedRequest:
+        """Read the body. Raises ApiError."""
+        return prepare_chat(body, model)
+
+    def writer(self, request: PreparedRequest, head: Head) -> "ChatWriter":
+        """For the answer to one request."""
+        return ChatWriter(request, head)
+
+
+class ChatWriter:
+    """A stream's chunks carry pieces of the message; the first of a choice also says who speaks."""
+
+    def __init__(self, request: PreparedRequest, head: Head) -> None:
+        """For the answer to `request`."""
+        self._request = request
+        self._head = head
+        self._begun: set[int] = set()  # choices
+
+    def whole(self, results: list[ChoiceResult], counts: TokenCounts) -> ChatCompletion:
         """All choices at once."""
         choices = [
             to_raw(
                 ChatChoice(
                     index,
                     ChatMessage("assistant", result.text, None),
-                    _logprobs(request, result.tokens),
+                    self._logprobs(result.tokens),
                     finish_reason(result.finish_reason),
-                    _token_ids(request, result.token_ids),
+                    self._token_ids(result.token_ids),
                 )
             )
             for index, result in enumerate(results)
         ]
+        head = self._head
         return ChatCompletion(
-            head.id, head.created, head.model, choices, counts, prompt_token_ids=_prompt_token_ids(request)
+            head.id, head.created, head.model, choices, usage(counts), prompt_token_ids=self._prompt_token_ids()
         )
 
-    def chunk(self, request: PreparedRequest, delta: ChoiceDelta, head: Head, *, first: bool) -> ChatCompletionChunk:
+    def delta(self, delta: ChoiceDelta, counts: TokenCounts) -> list[bytes]:
         """The next piece of one choice."""
+        first = delta.index not in self._begun
+        self._begun.add(delta.index)
         choice = ChatChunkChoice(
             delta.index,
             ChatMessage("assistant" if first else UNSET, delta.text if delta.text or first else UNSET),
-            _logprobs(request, delta.tokens),
+            self._logprobs(delta.tokens),
             finish_reason(delta.finish_reason),
-            _token_ids(request, delta.token_ids),
+            self._token_ids(delta.token_ids),
         )
-        return ChatCompletionChunk(
-            head.id,
-            head.created,
-            head.model,
-            [choice],
-            usage=None if request.include_usage else UNSET,
-            prompt_token_ids=_prompt_token_ids(request) if first else UNSET,
+        counted = None if self._request.include_usage else UNSET
+        return [self._chunk([choice], counted, self._prompt_token_ids() if first else UNSET)]
+
+    def end(self, counts: TokenCounts) -> list[bytes]:
+        """The counts, where they are wanted, and the end."""
+        return [*([self._chunk([], usage(counts))] if self._request.include_usage else []), DONE]
+
+    def failed(self, error: ApiError) -> list[bytes]:
+        """The error in place of the end."""
+        return [server_sent_event(to_json(error.body()))]
+
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        counts: Usage | UnsetType | None,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+    ) -> bytes:
+        head = self._head
+        return chunk_event(
+            ChatCompletionChunk(
+                head.id, head.created, head.model, choices, usage=counts, prompt_token_ids=prompt_token_ids
+            )
         )
 
-    def usage_chunk(self, head: Head, counts: Usage) -> ChatCompletionChunk:
-        """No choices, only the counts."""
-        return ChatCompletionChunk(head.id, head.created, head.model, [], usage=counts)
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+        return None if self._request.logprobs is None else chat_logprobs(tokens)
+
+    def _token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
+        return list(token_ids) if self._request.return_token_ids else UNSET
+
+    def _prompt_token_ids(self) -> list[int] | UnsetType:
+        return list(self._request.prompts[0].token_ids) if self._request.return_token_ids else UNSET
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest))
 async def create_chat_completion(request: Request, edge: CurrentEdge) -> Response:
     """Continue a conversation."""
-    return await answer(request, edge, prepare_chat, ChatShape())
-
-
-def _logprobs(request: PreparedRequest, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
-    return None if request.logprobs is None else chat_logprobs(tokens)
-
-
-def _token_ids(request: PreparedRequest, token_ids: Sequence[int]) -> list[int] | UnsetType:
-    return list(token_ids) if request.return_token_ids else UNSET
-
-
-def _prompt_token_ids(request: PreparedRequest) -> list[int] | UnsetType:
-    return list(request.prompts[0].token_ids) if request.return_token_ids else UNSET
+    return await answer(request, edge, ChatRoute())

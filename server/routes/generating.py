@@ -1,12 +1,12 @@
-"""What the two generating routes have in common: body to request, request to deltas, deltas to an answer or a stream.
+"""What the generating routes have in common: body to request, request to deltas, deltas to an answer or a stream.
 
-A route brings two functions that read its body, and a `Shape` that writes its answers.
+A route brings a function that reads its body, and an `AnswerWriter` that knows the form of its answers.
 """
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -19,34 +19,16 @@ from starlette.responses import Response
 from server.disconnect import until_disconnect
 from server.edge import Edge
 from server.error_responses import as_api_error
-from server.errors import BodyTooLarge
-from server.event_stream import EventStream
-from server.generation import ChoiceDelta, ChoiceResult, Generation
+from server.errors import ApiError, BodyTooLarge
+from server.event_stream import EventStream, server_sent_event
+from server.generation import ChoiceDelta, ChoiceResult, Generation, TokenCounts
 from server.off_loop import off_loop_if_large
-from server.preparation import PreparedRequest, ServedModel
-from server.protocol.responses import Usage, to_json
-from server.protocol.shaping import usage
+from server.preparation import PreparedRequest
+from server.protocol.responses import to_json
+from server.served_model import ServedModel
 
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
-_DONE = b"[DONE]"
-
-
-class Shape(Protocol):
-    """Writes the answers of one route: completions or chat."""
-
-    id_prefix: str
-
-    def whole(self, request: PreparedRequest, results: list[ChoiceResult], head: "Head", counts: Usage) -> Any:  # noqa: ANN401
-        """The body of an answer that is not streamed."""
-        ...
-
-    def chunk(self, request: PreparedRequest, delta: ChoiceDelta, head: "Head", *, first: bool) -> msgspec.Struct:
-        """One event of a stream. `first`: of its choice."""
-        ...
-
-    def usage_chunk(self, head: "Head", counts: Usage) -> msgspec.Struct:
-        """The event with the counts, after all others."""
-        ...
+DONE = server_sent_event(b"[DONE]")  # ends the streams of completions and chat
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -57,58 +39,88 @@ class Head(msgspec.Struct, frozen=True):
     model: str
 
 
-async def answer(
-    request: Request, edge: Edge, prepare: Callable[[bytes, ServedModel], PreparedRequest], shape: Shape
-) -> Response:
+class AnswerWriter(Protocol):
+    """Writes the answer to one request in the form of its route, whole or as the events of a stream."""
+
+    def whole(self, results: list[ChoiceResult], counts: TokenCounts) -> Any:  # noqa: ANN401
+        """The body of an answer that is not streamed, to be encoded as JSON."""
+        ...
+
+    def delta(self, delta: ChoiceDelta, counts: TokenCounts) -> list[bytes]:
+        """The events for the next piece of one choice; the first call also brings those that begin the stream."""
+        ...
+
+    def end(self, counts: TokenCounts) -> list[bytes]:
+        """The events after the last piece."""
+        ...
+
+    def failed(self, error: ApiError) -> list[bytes]:
+        """The last events of a stream that cannot go on."""
+        ...
+
+
+class Route(Protocol):
+    """One generating endpoint."""
+
+    id_prefix: str
+
+    def prepare(self, body: bytes, model: ServedModel) -> PreparedRequest:
+        """Read the body; runs in a thread. Raises ApiError."""
+        ...
+
+    def writer(self, request: PreparedRequest, head: Head) -> AnswerWriter:
+        """For the answer to one request."""
+        ...
+
+
+def chunk_event(chunk: msgspec.Struct) -> bytes:
+    """One chunk of a stream of completions or chat."""
+    return server_sent_event(to_json(chunk))
+
+
+async def answer(request: Request, edge: Edge, route: Route) -> Response:
     """Answer one request for generated text. Raises ApiError and the engine client's errors until an answer begins."""
     arrival = time.perf_counter()
-    body = await _read_body(request, edge.settings.max_body_size)
-    return await until_disconnect(request.receive, _answer(body, arrival, edge, prepare, shape))
+    body = await read_body(request, edge.settings.max_body_size)
+    return await until_disconnect(request.receive, _answer(body, arrival, edge, route))
 
 
-async def _answer(
-    body: bytes,
-    arrival: float,
-    edge: Edge,
-    prepare: Callable[[bytes, ServedModel], PreparedRequest],
-    shape: Shape,
-) -> Response:
-    prepared = await asyncio.to_thread(prepare, body, edge.served_model())
-    head = Head(f"{shape.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model)
+async def _answer(body: bytes, arrival: float, edge: Edge, route: Route) -> Response:
+    prepared = await asyncio.to_thread(route.prepare, body, edge.served_model())
+    head = Head(f"{route.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model)
+    writer = route.writer(prepared, head)
     generation = Generation(prepared, head.id, edge.engine, edge.tokenizer, edge.metrics, arrival)
-    headers = _ignored_fields_header(prepared)
+    headers = ignored_fields_header(prepared.ignored_fields)
     if not prepared.stream:
         results = await generation.result()
-        counts = usage(generation.num_prompt_tokens, generation.num_completion_tokens)
-        num_repeated = prepared.n * generation.num_prompt_tokens if prepared.return_token_ids else 0
+        num_repeated = prepared.n * generation.counts.num_prompt_tokens if prepared.return_token_ids else 0
         num_values = num_repeated + sum(_num_values(prepared, result) for result in results)
-        content = await _written(num_values, partial(shape.whole, prepared, results, head, counts))
+        content = await off_loop_if_large(num_values, lambda: to_json(writer.whole(results, generation.counts)))
         return Response(content, headers=dict(headers), media_type="application/json")
-    events = _events(prepared, generation, head, shape)
+    events = _events(prepared, generation, writer)
     # The first event decides on the status: a request that the engine refuses is answered with 400, not with a stream.
     return EventStream(await anext(events), events, headers)
 
 
 async def _events(
-    prepared: PreparedRequest, generation: Generation, head: Head, shape: Shape
+    prepared: PreparedRequest, generation: Generation, writer: AnswerWriter
 ) -> AsyncGenerator[bytes, None]:
-    begun: set[int] = set()
+    has_begun = False
     async with aclosing(generation.deltas()) as deltas:
         try:
             async for delta in deltas:
-                chunk = partial(shape.chunk, prepared, delta, head, first=delta.index not in begun)
-                content = await _written(_num_values(prepared, delta), chunk)
-                begun.add(delta.index)
-                yield content
+                write = partial(writer.delta, delta, generation.counts)
+                for event in await off_loop_if_large(_num_values(prepared, delta), write):
+                    has_begun = True
+                    yield event
         except Exception as error:
-            if not begun:
+            if not has_begun:
                 raise
-            yield to_json(as_api_error(error).body())
+            for event in writer.failed(as_api_error(error)):
+                yield event
             return
-    if prepared.include_usage:
-        counts = usage(generation.num_prompt_tokens, generation.num_completion_tokens)
-        yield to_json(shape.usage_chunk(head, counts))
-    yield _DONE
+    for event in writer.end(generation.counts):
+        yield event
 
 
 def _num_values(request: PreparedRequest, part: ChoiceDelta | ChoiceResult) -> int:
@@ -116,11 +128,8 @@ def _num_values(request: PreparedRequest, part: ChoiceDelta | ChoiceResult) -> i
     return len(part.token_ids) + len(part.tokens) * (1 + (request.logprobs or 0))
 
 
-async def _written(num_values: int, body: Callable[[], msgspec.Struct]) -> bytes:
-    return await off_loop_if_large(num_values, lambda: to_json(body()))
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises BodyTooLarge as soon as it is known to be larger than `limit` bytes."""
     message = f"The body is larger than the {limit} bytes that this server takes."
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > limit:
@@ -133,7 +142,6 @@ async def _read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def _ignored_fields_header(prepared: PreparedRequest) -> Mapping[str, str]:
-    if not prepared.ignored_fields:
-        return {}
-    return {IGNORED_FIELDS_HEADER: ",".join(quote(name, safe="") for name in prepared.ignored_fields)}
+def ignored_fields_header(names: Sequence[str]) -> Mapping[str, str]:
+    """Tells the caller which of his fields nobody knows."""
+    return {IGNORED_FIELDS_HEADER: ",".join(quote(name, safe="") for name in names)} if names else {}

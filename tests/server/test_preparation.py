@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from server.chat_preparation import prepare_chat
 from server.errors import InvalidRequest
-from server.preparation import ServedModel, longest_token, prepare_chat, prepare_completion
+from server.preparation import prepare_completion
+from server.served_model import ServedModel, longest_token
 from tests.server.doubles import EOS, byte_tokenizer
 
 _SERVED = ServedModel(("m",), byte_tokenizer(), longest_token(byte_tokenizer()), vocab_size=258, max_model_len=8192)
