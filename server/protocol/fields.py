@@ -25,7 +25,7 @@ _MAX_SHOWN_LENGTH = 32  # of a number that is refused
 # Fields that change no answer of this server: labels, accounting, hints.
 _WITHOUT_EFFECT = frozenset({"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user"})
 
-Request = TypeVar("Request", bound="GenerationFields")
+Request = TypeVar("Request", bound="RequestFields")
 
 
 def invalid(message: str) -> PydanticCustomError:
@@ -76,11 +76,29 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class GenerationFields(BaseModel):
-    """What every request for generated text may ask."""
+class RequestFields(BaseModel):
+    """What every request has: the model's name, and a verdict on fields that are not read."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
-    # Fields that would change the answer and are not supported yet -> the values at which they change nothing.
+    # Fields that would change the answer and are not supported -> the values at which they change nothing.
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {}
+
+    model: str | None = Field(None, description="A served name; absent: the model that is served.")
+
+    def refuse_unsupported(self) -> None:
+        """Refuse what this server knows and cannot do. Raises InvalidRequest, naming the field."""
+        refuse_non_neutral(self, self.neutral, "")
+
+    def ignored_fields(self) -> list[str]:
+        """Names of the fields that nobody knows."""
+        return bounded_names(
+            [name for name in self.model_extra or {} if name not in self.neutral and name not in _WITHOUT_EFFECT]
+        )
+
+
+class GenerationFields(RequestFields):
+    """What every request for generated text may ask."""
+
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {
         "allowed_token_ids": ([],),
         "bad_words": ([],),
@@ -110,7 +128,6 @@ class GenerationFields(BaseModel):
         "use_beam_search": (False,),
     }
 
-    model: str | None = Field(None, description="A served name; absent: the model that is served.")
     max_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
     max_completion_tokens: int | None = Field(None, ge=0, le=_MAX_INT, description="The newer name of max_tokens.")
     temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token.")
@@ -137,16 +154,12 @@ class GenerationFields(BaseModel):
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
     def refuse_unsupported(self) -> None:
-        """Refuse what this server knows and cannot do.
-
-        Raises:
-            InvalidRequest: naming the field.
-        """
+        """Refuse what this server knows and cannot do. Raises InvalidRequest, naming the field."""
         if self.stream_options is not None:
             if not self.stream:
                 raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
             refuse_non_neutral(self.stream_options, StreamOptions.neutral, "stream_options.")
-        refuse_non_neutral(self, self.neutral, "")
+        super().refuse_unsupported()
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise InvalidRequest(
@@ -155,7 +168,7 @@ class GenerationFields(BaseModel):
 
     def ignored_fields(self) -> list[str]:
         """Names of the fields that nobody knows."""
-        names = [name for name in self.model_extra or {} if name not in self.neutral and name not in _WITHOUT_EFFECT]
+        names = super().ignored_fields()
         if self.stream_options is not None:
             unknown = (self.stream_options.model_extra or {}).keys() - StreamOptions.neutral.keys()
             names += [f"stream_options.{name}" for name in sorted(unknown)]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from server.protocol.fields import GenerationFields
+from server.protocol.fields import RequestFields
 
 
-def body_of(request_type: type[GenerationFields]) -> dict[str, Any]:
+def body_of(request_type: type[RequestFields]) -> dict[str, Any]:
     """An `openapi_extra` with the schema of `request_type`, nested types written out where they are used."""
     schema = request_type.model_json_schema()
     definitions = schema.pop("$defs", {})
