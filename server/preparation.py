@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from scheduler.sampling_params import SamplingParams
 from server.errors import InvalidRequest
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
-from server.protocol.completions import Prompt as PromptField
 from server.protocol.fields import GenerationFields, parse_body
+from server.protocol.prompts import Prompt
 from server.sampling_fields import max_tokens_of, sampling_params_of
 from server.served_model import ServedModel
+from server.tool_parsers.answer_form import AnswerForm
 
 _MAX_STOP_CHARS = 1 << 18  # of one request, over all its answers: each of them looks for the stop strings by itself
 # Log-probabilities of one request: those of every token that it may answer with, and of the likeliest beside it. Each
@@ -43,6 +44,7 @@ class PreparedRequest:
     include_usage: bool
     return_token_ids: bool
     ignored_fields: tuple[str, ...]
+    answer_form: AnswerForm = AnswerForm()  # of chats
 
 
 def prepare_completion(body: bytes, model: ServedModel) -> PreparedRequest:
@@ -95,7 +97,7 @@ def _check_num_logprobs(prompts: list[PreparedPrompt], n: int, logprobs: int, wa
         )
 
 
-def _prompt_tokens(prompt: PromptField, model: ServedModel) -> tuple[int, ...]:
+def _prompt_tokens(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return model.encode(prompt, "prompt", add_special_tokens=True)
     model.check_window(len(prompt), "prompt")
@@ -103,5 +105,5 @@ def _prompt_tokens(prompt: PromptField, model: ServedModel) -> tuple[int, ...]:
     return prompt
 
 
-def _echoed_text(prompt: PromptField, model: ServedModel) -> str:
+def _echoed_text(prompt: Prompt, model: ServedModel) -> str:
     return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt, skip_special_tokens=True)

@@ -1,0 +1,23 @@
+"""How the text of a chat's answers is to be read, as its request decided. Knows no form of tool calls in particular."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.tool_parsers.events import ToolCallReader
+
+
+class ToolCallFormat(Protocol):
+    """One way of writing tool calls."""
+
+    def reader(self, function_names: frozenset[str]) -> ToolCallReader:
+        """For one answer of a model that was told of these functions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """How the answers to one request are to be read."""
+
+    tool_format: ToolCallFormat | None = None  # None: the text is all content
+    function_names: frozenset[str] = frozenset()
+    echo: str = ""  # stands before the content of each answer
