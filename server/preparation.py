@@ -13,7 +13,7 @@ from server.protocol.fields import GenerationFields, parse_body
 from server.protocol.prompts import Prompt
 from server.sampling_fields import max_tokens_of, sampling_params_of
 from server.served_model import ServedModel
-from server.tool_parsers.answer_form import AnswerForm
+from server.tool_parsers.answer_form import ALL_CONTENT, AnswerForm
 
 _MAX_STOP_CHARS = 1 << 18  # of one request, over all its answers: each of them looks for the stop strings by itself
 # Log-probabilities of one request: those of every token that it may answer with, and of the likeliest beside it. Each
@@ -44,7 +44,7 @@ class PreparedRequest:
     include_usage: bool
     return_token_ids: bool
     ignored_fields: tuple[str, ...]
-    answer_form: AnswerForm = AnswerForm()  # of chats
+    answer_form: AnswerForm = ALL_CONTENT  # of chats
 
 
 def prepare_completion(body: bytes, model: ServedModel) -> PreparedRequest:

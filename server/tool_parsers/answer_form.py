@@ -21,3 +21,6 @@ class AnswerForm:
     tool_format: ToolCallFormat | None = None  # None: the text is all content
     function_names: frozenset[str] = frozenset()
     echo: str = ""  # stands before the content of each answer
+
+
+ALL_CONTENT = AnswerForm()
