@@ -40,6 +40,7 @@ class Edge:
             longest_token=self.longest_token,
             vocab_size=min(info.vocab_size, self.tokenizer.vocab_size),
             max_model_len=info.max_model_len,
+            hidden_size=info.hidden_size,
         )
 
 

@@ -202,6 +202,7 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         num_blocks=num_blocks,
         block_size=config.block_size,
         vocab_size=model.config.vocab_size,
+        hidden_size=model.config.hidden_size,
         attention_backend=backend.name,
         device=str(device),
         dtype=spec.dtype,

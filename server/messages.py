@@ -35,6 +35,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     dtype: str
     load_seconds: float
     kv_cache_bytes: int
+    hidden_size: int = 0  # of an embedding
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):

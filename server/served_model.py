@@ -17,6 +17,7 @@ class ServedModel:
     longest_token: int  # bytes
     vocab_size: int  # ids that have an embedding and a text
     max_model_len: int
+    hidden_size: int = 0  # numbers of an embedding
 
     def check_name(self, name: str | None) -> None:
         """Refuse a model that is not served. Raises ModelNotFound."""

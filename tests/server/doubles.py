@@ -1,6 +1,7 @@
 """Stand-ins for the engine and for a model's tokenizer, so that the edge is tested without either. Deterministic."""
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from server.tokenizer import Tokenizer
 from server.tokenizer_parts import TokenizerParts
 
 MAX_MODEL_LEN = 256
+HIDDEN_SIZE = 4
 _CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -99,6 +101,7 @@ class FakeEngine:
             dtype="float32",
             load_seconds=0.0,
             kv_cache_bytes=1 << 20,
+            hidden_size=HIDDEN_SIZE,
         )
         self.counts = SimpleNamespace(prompt=0, generation=0)
         self.submitted: list[Submit] = []
@@ -196,6 +199,8 @@ class FakeEngine:
 
     def _updates(self, message: Submit, index: int) -> list[SequenceUpdate]:
         params = message.params
+        if params.pooling is not None:
+            return [SequenceUpdate(message.request_id, index, finish_reason="stop", embedding=pooled(message))]
         tokens = self.script(message, index)
         enders = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
         end = next((i + 1 for i, t in enumerate(tokens) if t in enders), len(tokens))
@@ -225,6 +230,14 @@ def score(token_id: int, num_top: int) -> TokenLogprobs:
     """Made up, but the same for the same token."""
     top = tuple(((token_id + rank) % 256, -0.5 - rank) for rank in range(num_top))
     return TokenLogprobs(token_id, -0.5, top)
+
+
+def pooled(message: Submit) -> bytes:
+    """Made up hidden states, [HIDDEN_SIZE] of each token, pooled as the request wants it."""
+    states = [(token_id + 1.0, -token_id / 7, 0.5, 0.0) for token_id in message.prompt_token_ids]
+    if message.params.pooling == "mean":
+        states = [tuple(sum(column) / len(states) for column in zip(*states, strict=True))]
+    return struct.pack("<4f", *states[-1])
 
 
 def make_app(engine: FakeEngine, *, tokenizer: Tokenizer | None = None, **settings: object) -> FastAPI:
