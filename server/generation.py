@@ -34,6 +34,7 @@ class ChoiceDelta:
     tokens: tuple[ScoredToken, ...]
     token_ids: tuple[int, ...]  # generated since the last delta, the one that ended the answer included
     finish_reason: FinishReason | None
+    stop_string: str | None = None  # that ended the answer
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class ChoiceResult:
     tokens: list[ScoredToken] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Generation:
                 result.tokens += delta.tokens
                 result.token_ids += delta.token_ids
                 result.finish_reason = delta.finish_reason or result.finish_reason
+                result.stop_string = delta.stop_string or result.stop_string
         return results
 
     def _submit(self) -> list[UpdateStream]:
@@ -237,7 +240,7 @@ class _Choice:
         if not text and not tokens and self.finish_reason is None:
             return None
         token_ids, self._new_token_ids = tuple(self._new_token_ids), []
-        return ChoiceDelta(self._index, text, tokens, token_ids, self.finish_reason)
+        return ChoiceDelta(self._index, text, tokens, token_ids, self.finish_reason, self._detokenizer.stopped)
 
     def _take_echo(self) -> str:
         """The prompt, in front of the answer's first delta."""
