@@ -53,7 +53,7 @@ def prepare_completion(body: bytes, model: ServedModel) -> PreparedRequest:
     model.check_name(request.model)
     prompts = []
     for prompt in request.prompt:
-        token_ids = _prompt_tokens(prompt, model)
+        token_ids = model.prompt_tokens(prompt, "prompt")
         echo = _echoed_text(prompt, model) if request.echo else None
         max_tokens = max_tokens_of(request, len(token_ids), model, "prompt", DEFAULT_MAX_TOKENS)
         params = sampling_params_of(request, model, max_tokens, request.logprobs, echo=bool(request.echo))
@@ -95,14 +95,6 @@ def _check_num_logprobs(prompts: list[PreparedPrompt], n: int, logprobs: int, wa
             "smaller max_tokens, fewer answers (n), or fewer prompts, or leave out echo.",
             "logprobs",
         )
-
-
-def _prompt_tokens(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return model.encode(prompt, "prompt", add_special_tokens=True)
-    model.check_window(len(prompt), "prompt")
-    model.check_token_ids(prompt, "prompt")
-    return prompt
 
 
 def _echoed_text(prompt: Prompt, model: ServedModel) -> str:

@@ -42,10 +42,7 @@ class ServedModel:
         """Token ids of a prompt, at least one and at most a window of them. Raises InvalidRequest."""
         # Before the tokenizer spends seconds on megabytes that cannot fit.
         self.check_window(len(text) // self.longest_token, param, "at least ")
-        try:
-            token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except TokenizerError as error:
-            raise InvalidRequest(f"{param} cannot be tokenised: {error}", param) from None
+        token_ids = self.tokenise(text, param, add_special_tokens=add_special_tokens)
         if not token_ids:
             raise InvalidRequest(f"{param} has no tokens.", param)
         self.check_window(len(token_ids), param)
@@ -55,6 +52,23 @@ class ServedModel:
             shown = self.tokenizer.token_text(unknown)[:_MAX_SHOWN_TOKEN]
             raise InvalidRequest(f"{param} contains a token, {shown!r}, that the model has no embedding for.", param)
         return token_ids
+
+    def tokenise(self, text: str, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids of a text, be they none, too many for a prompt, or without an embedding. Raises InvalidRequest."""
+        try:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except TokenizerError as error:
+            raise InvalidRequest(f"{param} cannot be tokenised: {error}", param) from None
+
+    def prompt_tokens(
+        self, prompt: str | tuple[int, ...], param: str, *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt that is a text or token ids: at least one, at most a window. Raises InvalidRequest."""
+        if isinstance(prompt, str):
+            return self.encode(prompt, param, add_special_tokens=add_special_tokens)
+        self.check_window(len(prompt), param)
+        self.check_token_ids(prompt, param)
+        return prompt
 
     def _id_without_embedding(self, token_ids: tuple[int, ...]) -> int | None:
         extremes = (min(token_ids), max(token_ids)) if token_ids else ()
