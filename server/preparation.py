@@ -78,7 +78,7 @@ def prepared_request(
         stop=request.stop,
         logprobs=logprobs,
         stream=bool(request.stream),
-        include_usage=request.include_usage,
+        include_usage=bool(request.streaming.include_usage),
         return_token_ids=bool(request.return_token_ids),
         ignored_fields=tuple(request.ignored_fields()),
     )

@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from server.errors import InvalidRequest
-from server.protocol.fields import MAX_LOGPROBS, GenerationFields, bounded_names, invalid, refuse_non_neutral
+from server.protocol.field_types import invalid
+from server.protocol.fields import MAX_LOGPROBS, GenerationFields, bounded_names, refuse_non_neutral
 
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 256

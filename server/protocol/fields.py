@@ -5,75 +5,47 @@ shapes of the API only: no vocabulary, no window, no engine.
 """
 
 import json
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from server.errors import InvalidRequest
+from server.protocol.field_types import AllowedTokenIds, BadWords, LogitBias, StopStrings, StopTokenIds
 
 MAX_N = 128
-MAX_STOP_STRINGS = 16
-MAX_STOP_BYTES = 1024  # of one stop string
-MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 20
+MAX_LABEL = 1024  # characters of a text that changes no answer
+MAX_METADATA = 16  # pairs, as OpenAI takes them
 _MAX_INT = 2**63 - 1
+_MAX_PRIORITY = 2**31 - 1
 _MAX_NAMED_FIELDS = 16  # of the ignored ones
 _MAX_NAMED_LENGTH = 64
 _MAX_SHOWN_LENGTH = 32  # of a number that is refused
 
-# Fields that change no answer of this server: labels, accounting, hints.
-_WITHOUT_EFFECT = frozenset({"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user"})
+# Hints that change no answer of this server and have no form that could be wrong.
+_WITHOUT_EFFECT = frozenset({"parallel_tool_calls"})
+# What to use in place of a field that is refused.
+_INSTEAD = {
+    "n_predict": "max_tokens",
+    "n_probs": "logprobs",
+    "repeat_penalty": "repetition_penalty",
+    "use_beam_search": "best_of",
+}
 
 Request = TypeVar("Request", bound="RequestFields")
-
-
-def invalid(message: str) -> PydanticCustomError:
-    """An error for a validator to raise, whose message stays as it is."""
-    return PydanticCustomError("invalid", "{message}", {"message": message})
-
-
-def _parse_stop(value: object) -> object:
-    if value is None:
-        return ()
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
-        raise invalid("stop must be a string or a list of strings")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise invalid(f"stop may hold at most {MAX_STOP_STRINGS} strings, not {len(strings)}")
-    if not all(strings):
-        raise invalid("a stop string must not be empty")
-    if any(len(s.encode()) > MAX_STOP_BYTES for s in strings):
-        raise invalid(f"a stop string may take at most {MAX_STOP_BYTES} bytes")
-    return tuple(strings)
-
-
-def _parse_stop_token_ids(value: object) -> object:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(type(i) is int for i in value):
-        raise invalid("stop_token_ids must be a list of token ids")
-    if len(value) > MAX_STOP_TOKEN_IDS:
-        raise invalid(f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(value)}")
-    return tuple(value)
-
-
-_STOP_SCHEMA = WithJsonSchema(
-    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-)
-_IDS_SCHEMA = WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]})
 
 
 class StreamOptions(BaseModel):
     """What a stream carries besides the text."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {
-        "continuous_usage_stats": (False,),
-        "include_obfuscation": (False,),
-    }
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
-    include_usage: bool | None = None
+    include_usage: bool | None = Field(None, description="End with a chunk that counts tokens.")
+    continuous_usage_stats: bool | None = Field(None, description="Count tokens in each chunk.")
+    include_obfuscation: bool | None = Field(
+        None, description="Fill chunks up with random characters, so that their sizes tell less of the text."
+    )
 
 
 class RequestFields(BaseModel):
@@ -100,53 +72,89 @@ class GenerationFields(RequestFields):
     """What every request for generated text may ask."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {
-        "allowed_token_ids": ([],),
-        "bad_words": ([],),
-        "frequency_penalty": (0,),
+        "dry_multiplier": (0,),
+        "dynatemp_range": (0,),
+        "early_stopping": (False,),
         "grammar": ("",),
         "guided_choice": (),
         "guided_grammar": (),
         "guided_json": (),
         "guided_regex": (),
-        "include_stop_str_in_output": (False,),
         "json_schema": (),
+        "kv_transfer_params": (),
         "length_penalty": (1,),
-        "logit_bias": ({},),
-        "min_tokens": (0,),
-        "presence_penalty": (0,),
-        "priority": (0,),
-        "prompt_logprobs": (),
+        "logits_processors": ([],),
+        "mirostat": (0,),
+        "n_predict": (),
+        "n_probs": (0,),
         "repeat_penalty": (1,),
-        "repetition_penalty": (1,),
         "response_format": ({"type": "text"},),
-        "service_tier": ("auto", "default"),
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
         "structured_outputs": (),
-        "truncate_prompt_tokens": (),
+        "tfs_z": (1,),
+        "top_n_sigma": (-1,),
         "typical_p": (1,),
         "use_beam_search": (False,),
+        "vllm_xargs": ({},),
+        "xtc_probability": (0,),
     }
 
+    # What is sampled
     max_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
     max_completion_tokens: int | None = Field(None, ge=0, le=_MAX_INT, description="The newer name of max_tokens.")
+    min_tokens: int | None = Field(None, ge=0, le=_MAX_INT, description="Before them nothing ends an answer.")
     temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token.")
     top_p: float | None = Field(None, ge=0, le=1, description="0: the most likely token.")
     top_k: int | None = Field(None, ge=-1, le=_MAX_INT, description="-1 or 0: off.")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=_MAX_INT)
     n: int | None = Field(None, ge=1, le=MAX_N)
-    stop: Annotated[tuple[str, ...], BeforeValidator(_parse_stop), _STOP_SCHEMA] = ()
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_parse_stop_token_ids), _IDS_SCHEMA] = ()
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Off the logit of what was generated.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="The same, times how often it was.")
+    repetition_penalty: float | None = Field(
+        None, ge=0.01, le=100, description="Divides the logits of what stands in prompt or answer; 1: off."
+    )
+    logit_bias: LogitBias = ()
+    allowed_token_ids: AllowedTokenIds = Field((), description="Nothing else is sampled.")
+    bad_words: BadWords = Field((), description="Words that no answer completes.")
+
+    # What ends an answer
+    stop: StopStrings = ()
+    stop_token_ids: StopTokenIds = ()
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = Field(None, description="A stop ends the text, and is part of it.")
+
+    # What is shown
+    skip_special_tokens: bool | None = Field(None, description="Absent: true.")
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="No tokenizer that is served here writes any, so both values mean the same."
+    )
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Of the prompt's tokens; no stream.")
     return_token_ids: bool | None = Field(None, description="Answer with the ids of prompt and answer too.")
+    return_tokens_as_token_ids: bool | None = Field(None, description="Logprobs name a token `token_id:<id>`.")
+    timings_per_token: bool | None = Field(None, description="Answer with timings, a stream in each chunk.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    # How the prompt is read and the request queued
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=_MAX_INT, description="Keep this many of the prompt's last tokens; -1: what the window holds."
+    )
+    priority: int | None = Field(None, ge=-_MAX_PRIORITY, le=_MAX_PRIORITY, description="A lower one goes first.")
+
+    # Labels and hints, which change no answer: no two requests share what was computed for them
+    user: str | None = Field(None, max_length=MAX_LABEL)
+    safety_identifier: str | None = Field(None, max_length=MAX_LABEL)
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
+    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_key: str | None = Field(None, max_length=MAX_LABEL)
+    prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_LABEL)
+    cache_prompt: bool | None = None
+
     @property
-    def include_usage(self) -> bool:
-        """A stream shall end with a chunk of token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def streaming(self) -> StreamOptions:
+        """What the stream carries besides the text."""
+        return self.stream_options or StreamOptions()
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -154,12 +162,14 @@ class GenerationFields(RequestFields):
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
     def refuse_unsupported(self) -> None:
-        """Refuse what this server knows and cannot do. Raises InvalidRequest, naming the field."""
-        if self.stream_options is not None:
-            if not self.stream:
-                raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
-            refuse_non_neutral(self.stream_options, StreamOptions.neutral, "stream_options.")
+        """Refuse what this server knows and cannot do, and what contradicts itself. Raises InvalidRequest."""
         super().refuse_unsupported()
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs are not streamed; leave out stream.", "prompt_logprobs")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("truncate_prompt_tokens must be -1, or at least 1, not 0.", "truncate_prompt_tokens")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise InvalidRequest(
@@ -170,8 +180,7 @@ class GenerationFields(RequestFields):
         """Names of the fields that nobody knows."""
         names = super().ignored_fields()
         if self.stream_options is not None:
-            unknown = (self.stream_options.model_extra or {}).keys() - StreamOptions.neutral.keys()
-            names += [f"stream_options.{name}" for name in sorted(unknown)]
+            names += [f"stream_options.{name}" for name in self.stream_options.model_extra or {}]
         return bounded_names(names)
 
 
@@ -224,7 +233,8 @@ def refuse_non_neutral(model: BaseModel, neutral: dict[str, tuple[object, ...]],
     """Refuse fields that are known, not supported, and not at a neutral value. Raises InvalidRequest."""
     for name, value in (model.model_extra or {}).items():
         if name in neutral and value is not None and not any(_equal(value, allowed) for allowed in neutral[name]):
-            raise InvalidRequest(f"{prefix}{name} is not supported by this server yet.", prefix + name)
+            hint = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise InvalidRequest(f"{prefix}{name} is not supported by this server{hint}.", prefix + name)
 
 
 def _equal(value: Any, allowed: object) -> bool:  # noqa: ANN401

@@ -5,7 +5,7 @@ Knows the shape only: no vocabulary and no window.
 
 from pydantic import WithJsonSchema
 
-from server.protocol.fields import invalid
+from server.protocol.field_types import invalid
 
 MAX_PROMPTS = 2048
 
