@@ -72,6 +72,26 @@ def naughty_strings() -> tuple[str, ...]:
 
 
 @cache
+def openai_examples() -> tuple[dict[str, str], ...]:
+    """The 24 examples of OpenAI's description: path, method, title, curl, response."""
+    return tuple(_json_lines("openai/examples.jsonl"))
+
+
+@cache
+def openai_fields() -> dict[str, tuple[str, ...]]:
+    """Name of a schema of OpenAI's description -> paths of its fields."""
+    found = json.loads((DATA_DIR / "openai/fields.json").read_text(encoding="utf-8"))
+    return {schema: tuple(paths) for schema, paths in found["schemas"].items()}
+
+
+@cache
+def openai_response_events() -> dict[str, tuple[str, ...]]:
+    """Type of an event in a stream of responses -> names of its fields."""
+    found = json.loads((DATA_DIR / "openai/fields.json").read_text(encoding="utf-8"))
+    return {event: tuple(fields) for event, fields in found["response_events"].items()}
+
+
+@cache
 def mixed_prompts() -> tuple[str, ...]:
     """30 prompts of every kind (English, mathematics, code, ten other languages), for runs that must be short."""
     foreign = [texts[index] for index, texts in enumerate(list(mgsm_prompts().values())[1:])]
