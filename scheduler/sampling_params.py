@@ -13,6 +13,8 @@ class StructuredOutput:
 
     kind: StructuredOutputKind
     value: str = ""  # a JSON schema; a regular expression; a JSON list of strings; a Lark grammar
+    whitespace: str | None = None  # between the tokens of JSON: a regular expression; "" = none; None = the engine's
+    param: str = "structured_outputs"  # the field that asks for it: a refusal names it
 
 
 @dataclass(frozen=True, slots=True)
