@@ -29,11 +29,15 @@ def prepare_conversation(request: ChatCompletionRequest, model: ServedModel) -> 
 
 def conversation_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int, ...]:
     """The prompt that a conversation makes. Raises InvalidRequest where the template refuses it."""
+    return model.encode(conversation_text(request, model), "messages", add_special_tokens=False)
+
+
+def conversation_text(request: ChatCompletionRequest, model: ServedModel) -> str:
+    """A conversation as the model's template writes it out. Raises InvalidRequest where the template refuses it."""
     template = model.tokenizer.chat_template
     if template is None:
         raise InvalidRequest(f"The model {model.names[0]} has no chat template; use /v1/completions.", "messages")
     try:
-        text = template.render([message.for_template() for message in request.messages])
+        return template.render([message.for_template() for message in request.messages])
     except ChatTemplateError as error:
         raise InvalidRequest(f"The model's chat template refuses these messages: {error}", "messages") from None
-    return model.encode(text, "messages", add_special_tokens=False)

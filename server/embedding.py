@@ -1,0 +1,164 @@
+"""Embeddings: from the body of a request to vectors, by way of an engine that computes each prompt and no answer.
+
+However the caller ends, nothing of the request stays in the engine. Knows no HTTP.
+"""
+
+import asyncio
+import base64
+import math
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.output import FinishReason
+from scheduler.sampling_params import SamplingParams
+from server.engine_client import EngineClient, UpdateStream
+from server.errors import InvalidRequest
+from server.generation import SequenceFailed
+from server.messages import Submit
+from server.metrics import SequenceRecord, ServerMetrics
+from server.protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
+from server.protocol.fields import parse_body
+from server.protocol.responses import to_raw
+from server.served_model import ServedModel
+
+_MAX_TOKENS_OF_REQUEST = 300_000  # OpenAI's
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedEmbedding:
+    """A request that can be submitted: one vector for each of its prompts."""
+
+    model: str
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    normalize: bool
+    as_base64: bool
+    ignored_fields: tuple[str, ...]
+
+
+def prepare_embedding(body: bytes, model: ServedModel) -> PreparedEmbedding:
+    """Read the body of `/v1/embeddings`; runs in a thread. Raises ApiError for what is wrong with it."""
+    request = parse_body(EmbeddingRequest, body)
+    model.check_name(request.model)
+    if request.dimensions not in (None, model.hidden_size):
+        raise InvalidRequest(
+            f"dimensions is {request.dimensions}, but the model's vectors have {model.hidden_size} numbers, "
+            "and were not trained to be cut.",
+            "dimensions",
+        )
+    return PreparedEmbedding(
+        model=request.model or model.names[0],
+        prompts=_prompts(request, model),
+        params=SamplingParams(max_tokens=0, temperature=0.0, pooling=request.pooling or "mean"),
+        normalize=request.normalize is not False,
+        as_base64=request.encoding_format == "base64",
+        ignored_fields=tuple(request.ignored_fields()),
+    )
+
+
+def _prompts(request: EmbeddingRequest, model: ServedModel) -> tuple[tuple[int, ...], ...]:
+    limit = max(_MAX_TOKENS_OF_REQUEST, model.max_model_len)
+    prompts = []
+    num_tokens = 0
+    for prompt in request.input:
+        prompts.append(model.prompt_tokens(prompt, "input", add_special_tokens=request.add_special_tokens is not False))
+        num_tokens += len(prompts[-1])
+        if num_tokens > limit:
+            raise InvalidRequest(f"input has more than the {limit} tokens that one request may have.", "input")
+    return tuple(prompts)
+
+
+class EmbeddingRun:
+    """One request on its way through the engine."""
+
+    def __init__(
+        self, request: PreparedEmbedding, request_id: str, engine: EngineClient, metrics: ServerMetrics, arrival: float
+    ) -> None:
+        """`request_id` must be unique in the engine; `arrival` is of time.perf_counter()."""
+        self._request = request
+        self._engine = engine
+        self._metrics = metrics
+        self._arrival = arrival
+        self._engine_ids = [f"{request_id}-{position}" for position in range(len(request.prompts))]
+        self._open: dict[str, int] = {}  # submitted and not ended: number of prompt tokens
+
+    async def pooled(self) -> list[bytes]:
+        """Submit, and wait for the pooled hidden states of each prompt: float32, little-endian. To be called once.
+
+        Raises:
+            EngineUnavailable: before anything was submitted, or between two prompts.
+            RequestRejected: if the scheduler refuses a prompt.
+            EngineDied: if the engine is lost on the way.
+            SequenceFailed: if the engine could not go on with it.
+        """
+        end: FinishReason = "abort"  # when the caller goes away
+        try:
+            streams = [await self._submit(*item) for item in zip(self._engine_ids, self._request.prompts, strict=True)]
+            return [await self._wait(*item) for item in zip(self._engine_ids, streams, strict=True)]
+        except Exception:
+            end = "error"
+            raise
+        finally:
+            for engine_id in list(self._open):
+                self._engine.abort(engine_id)
+                self._observe_end(engine_id, end)
+
+    async def _submit(self, engine_id: str, prompt: tuple[int, ...]) -> UpdateStream:
+        arrival_time = time.time() - (time.perf_counter() - self._arrival)
+        stream = self._engine.submit(Submit(engine_id, list(prompt), self._request.params, arrival_time))
+        self._open[engine_id] = len(prompt)
+        self._metrics.observe_n(1)
+        await asyncio.sleep(0)  # thousands of prompts in a row would hold up every other request
+        return stream
+
+    async def _wait(self, engine_id: str, stream: UpdateStream) -> bytes:
+        async for update in stream:
+            if update.finish_reason == "error":
+                raise SequenceFailed(f"the prompt of {engine_id} failed in the engine")
+            if update.finish_reason is not None:
+                self._observe_end(engine_id, update.finish_reason)
+                return update.embedding
+        raise AssertionError(f"the updates of {engine_id} ended without an end")
+
+    def _observe_end(self, engine_id: str, reason: FinishReason) -> None:
+        self._metrics.observe_end(
+            SequenceRecord(
+                finish_reason=reason,
+                num_prompt_tokens=self._open.pop(engine_id),
+                num_generation_tokens=0,
+                max_tokens=0,
+                latency=time.perf_counter() - self._arrival,
+                decode_time=None,
+            )
+        )
+
+
+def embedding_list(request: PreparedEmbedding, pooled: Sequence[bytes]) -> EmbeddingList:
+    """The answer's body. Takes a fraction of a millisecond for each vector. Raises SequenceFailed for one of NaN."""
+    data = [
+        to_raw(Embedding(index, _encoded(_vector(raw, normalize=request.normalize), as_base64=request.as_base64)))
+        for index, raw in enumerate(pooled)
+    ]
+    num_tokens = sum(map(len, request.prompts))
+    return EmbeddingList(request.model, data, EmbeddingUsage(num_tokens, num_tokens))
+
+
+def _vector(raw: bytes, *, normalize: bool) -> bytes:
+    """Float32 numbers as they are answered with."""
+    values = struct.unpack(f"<{len(raw) // FLOAT_BYTES}f", raw)
+    assert values, "a prompt ended without its pooled hidden states"
+    length = math.hypot(*values)
+    if not math.isfinite(length):
+        raise SequenceFailed("the hidden states of a prompt are not finite numbers")
+    if not normalize or length == 0.0:
+        return raw
+    return struct.pack(f"<{len(values)}f", *(value / length for value in values))
+
+
+def _encoded(vector: bytes, *, as_base64: bool) -> list[float] | str:
+    if as_base64:
+        return base64.b64encode(vector).decode("ascii")
+    return list(struct.unpack(f"<{len(vector) // FLOAT_BYTES}f", vector))

@@ -1,0 +1,37 @@
+"""`POST /v1/embeddings`."""
+
+import asyncio
+import time
+import uuid
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.disconnect import until_disconnect
+from server.edge import CurrentEdge, Edge
+from server.embedding import FLOAT_BYTES, EmbeddingRun, embedding_list, prepare_embedding
+from server.off_loop import off_loop_if_large
+from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.responses import to_json
+from server.routes.generating import ignored_fields_header, read_body
+from server.routes.openapi import body_of
+
+router = APIRouter(tags=["embeddings"])
+
+
+@router.post("/v1/embeddings", openapi_extra=body_of(EmbeddingRequest))
+async def create_embeddings(request: Request, edge: CurrentEdge) -> Response:
+    """Turn texts into vectors: the model's hidden states, pooled over each text's tokens."""
+    arrival = time.perf_counter()
+    body = await read_body(request, edge.settings.max_body_size)
+    return await until_disconnect(request.receive, _answer(body, arrival, edge))
+
+
+async def _answer(body: bytes, arrival: float, edge: Edge) -> Response:
+    prepared = await asyncio.to_thread(prepare_embedding, body, edge.served_model())
+    run = EmbeddingRun(prepared, f"embd-{uuid.uuid4().hex}", edge.engine, edge.metrics, arrival)
+    pooled = await run.pooled()
+    num_values = sum(map(len, pooled)) // FLOAT_BYTES
+    content = await off_loop_if_large(num_values, lambda: to_json(embedding_list(prepared, pooled)))
+    headers = dict(ignored_fields_header(prepared.ignored_fields))
+    return Response(content, headers=headers, media_type="application/json")
