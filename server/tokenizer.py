@@ -75,7 +75,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes that a token adds to the text; none for an id that the tokenizer does not have."""
-        piece = self._piece(token_id)
+        piece = self.spelling(token_id)
         if token_id in self._parts.literal_ids:
             return piece.encode("utf-8")
         if self._parts.spelling == "byte_level":
@@ -97,8 +97,8 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
-    def _piece(self, token_id: int) -> str:
-        """The token as the vocabulary spells it."""
+    def spelling(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; nothing for an id that the tokenizer does not have."""
         if not 0 <= token_id < self.vocab_size:
             return ""
         return self._backend.id_to_token(token_id) or ""
