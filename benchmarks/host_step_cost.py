@@ -55,6 +55,7 @@ class NoModel:
     """Takes the place of a decoder: zeros at once, and token 0 for everyone."""
 
     device = torch.device("cpu")
+    config = SimpleNamespace(vocab_size=1, eos_token_ids=())
 
     def __init__(self, most_tokens: int) -> None:
         """Prepare the zeros."""

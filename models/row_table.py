@@ -4,19 +4,26 @@ Arrays over all rows, so that a step's inputs are gathered by index, at a cost t
 Knows the scheduler's messages; must not know the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from models.row_edits import RowEdits
 from scheduler.output import KnownRow, NewRow
+from scheduler.sampling_params import Pooling
 
 
 class RowTable:
     """Token ids, block tables and sampling parameters of up to `max_num_seqs` sequences, on the host."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, eos_token_ids: Sequence[int] = ()
+    ) -> None:
         """Reserve the rows. The pages of a row are touched only as far as its sequences grow."""
         self.block_size = block_size
+        self.edits: dict[int, RowEdits] = {}  # by row, of those that want their logits edited
+        self.poolings: dict[int, Pooling] = {}  # by row, of those whose hidden states are wanted, and no tokens
+        self._eos_token_ids = eos_token_ids
         max_num_blocks = -(-max_model_len // block_size)
         self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
         self.block_tables = np.zeros((max_num_seqs, max_num_blocks), dtype=np.int32)
@@ -38,7 +45,10 @@ class RowTable:
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Give back the rows of sequences that finished or were preempted."""
         for seq_id in seq_ids:
-            self._free_rows.append(self._row_of.pop(seq_id))
+            row = self._row_of.pop(seq_id)
+            self._free_rows.append(row)
+            self.edits.pop(row, None)
+            self.poolings.pop(row, None)
 
     def take(self, scheduled: NewRow | KnownRow) -> int:
         """Bring a sequence's row up to date with the scheduler's message, and return the row."""
@@ -50,6 +60,8 @@ class RowTable:
             self.block_tables[row, position] = block_id
         if scheduled.new_block_ids:
             self._append_blocks(row, scheduled.new_block_ids)
+        if scheduled.sampled_token_ids:
+            self._append_known_tokens(row, scheduled.sampled_token_ids)
         return row
 
     def _add(self, new: NewRow) -> int:
@@ -68,7 +80,22 @@ class RowTable:
         self.num_prompt_logprobs[row] = params.prompt_logprobs if scores_prompt else -1
         self._num_blocks[row] = 0
         self._append_blocks(row, new.block_ids)
+        edits = RowEdits.of(new, self._eos_token_ids)
+        if edits is not None:
+            self.edits[row] = edits
+        if params.pooling is not None:
+            self.poolings[row] = params.pooling
         return row
+
+    def _append_known_tokens(self, row: int, token_ids: tuple[int, ...]) -> None:
+        """Take in tokens that the device has and the host did not."""
+        start = self.num_known_tokens[row]
+        end = start + len(token_ids)
+        assert end <= self.num_tokens[row], f"the scheduler knows {end} tokens of {self.num_tokens[row]}"
+        self.token_ids[row, start:end] = token_ids
+        self.num_known_tokens[row] = end
+        if row in self.edits:
+            self.edits[row].extend(token_ids)
 
     def _append_blocks(self, row: int, block_ids: tuple[int, ...]) -> None:
         start = self._num_blocks[row]

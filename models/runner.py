@@ -7,10 +7,13 @@ sequences that run; takes no decisions: what runs, and in which blocks, is the s
 import torch
 
 from kernels.attention.backend import AttentionBackend
+from kernels.sampling.logit_edits import FORBIDDEN, apply_edits
 from models.cuda_graphs import CudaGraphs
 from models.decoder import Decoder
 from models.forward_batch import ForwardBatch
+from models.pooling import Pooler
 from models.row_table import RowTable
+from models.step_edits import StepEditor
 from models.step_inputs import ScoredPrompt, StepInputs, StepRows, build_inputs, scored_prompts, take_rows
 from models.step_outputs import PendingStep, PromptScores, SampledTokens, TokenScores, to_host
 from paged_cache.kv_cache import KVCache
@@ -47,7 +50,9 @@ class ModelRunner:
         self._backend = backend
         self._kv_cache = kv_cache
         self._graphs = graphs
-        self._table = RowTable(max_num_seqs, max_model_len, kv_cache.spec.block_size)
+        self._table = RowTable(max_num_seqs, max_model_len, kv_cache.spec.block_size, model.config.eos_token_ids)
+        self._editor = StepEditor(max_num_seqs, model.config.vocab_size, model.device)
+        self._pooler = Pooler()
         # The last token that each row sampled stays on the device: the next step reads it there.
         self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
 
@@ -67,16 +72,17 @@ class ModelRunner:
         """
         self._table.forget(output.finished_seq_ids)
         if not output.rows:
-            return PendingStep(0, None, [], self._model.device)
+            return PendingStep(0, self._model.device)
         step = take_rows(self._table, output)
         scored = scored_prompts(self._table, step)
-        inputs = build_inputs(self._table, step, output, scored, self._last_token_ids)
+        inputs = build_inputs(self._table, step, output, scored, self._last_token_ids, self._editor)
         if output.block_copies:
             self._kv_cache.copy_blocks(inputs.block_copies)
         hidden, logits = self._forward(inputs.batch)
         prompt_scores = self._score_prompts(scored, inputs, hidden)
         sampled = self._sample(step, inputs, logits)
-        return PendingStep(len(output.rows), sampled, prompt_scores, self._model.device)
+        embeddings = self._pooler.pool(self._table, step, hidden)
+        return PendingStep(len(output.rows), self._model.device, sampled, prompt_scores, embeddings)
 
     def _forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states of all tokens, [num_tokens, hidden_size], and the logits that are wanted."""
@@ -91,16 +97,22 @@ class ModelRunner:
         places = step.samples.nonzero()[0].tolist()
         if not places:
             return None
+        rows = step.rows[step.samples]
+        num_logprobs = {i: k for i, k in enumerate(self._table.num_logprobs[rows].tolist()) if k >= 0}
+        # Scores are those of the model, so its logits are put aside before they are edited in place.
+        scored_logits = logits[inputs.logprob_places] if num_logprobs else None
+        if inputs.edits is not None:
+            apply_edits(logits, inputs.edits)
         token_ids = self._model.ops.sample(logits, inputs.sampling)
         self._last_token_ids.index_copy_(0, inputs.sampled_rows, token_ids)
-        rows = step.rows[step.samples]
         self._table.num_tokens[rows] += 1
-        num_logprobs = {i: k for i, k in enumerate(self._table.num_logprobs[rows].tolist()) if k >= 0}
         scores = None
-        if num_logprobs:
-            wanted = inputs.logprob_places
-            scores = TokenScores.launch(logits[wanted], token_ids[wanted], max(num_logprobs.values()))
-        return SampledTokens(places, to_host(token_ids), num_logprobs, scores)
+        if scored_logits is not None:
+            scores = TokenScores.launch(scored_logits, token_ids[inputs.logprob_places], max(num_logprobs.values()))
+        is_forbidden = None
+        if inputs.edits is not None:  # a forbidden token is chosen only where there is no other
+            is_forbidden = to_host(logits.gather(1, token_ids[:, None]).squeeze(1) == FORBIDDEN)
+        return SampledTokens(places, to_host(token_ids), num_logprobs, scores, is_forbidden)
 
     def _score_prompts(
         self, scored: list[ScoredPrompt], inputs: StepInputs, hidden: torch.Tensor

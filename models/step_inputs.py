@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from kernels.attention.metadata import AttentionMetadata
+from kernels.sampling.logit_edits import LogitEdits
 from kernels.sampling.sampling_batch import SamplingBatch
 from models.forward_batch import ForwardBatch
 from models.row_table import RowTable
 from models.sampler import uniform_numbers
+from models.step_edits import StepEditor
 from scheduler.output import SchedulerOutput
 
 _ALIGNMENT = 64  # bytes; kernels load 16 at once, and a pointer's alignment must not change from step to step
@@ -28,7 +30,7 @@ class StepRows:
     num_computed: np.ndarray  # [num_rows] int64, before this step
     num_new: np.ndarray  # [num_rows] int64
     query_start_loc: np.ndarray  # [num_rows + 1] int32
-    samples: np.ndarray  # [num_rows] bool: all known tokens are computed after this step
+    samples: np.ndarray  # [num_rows] bool: all known tokens are computed after this step, and the next is wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class StepInputs:
 
     batch: ForwardBatch
     sampling: SamplingBatch  # one entry per row that samples, as logits_indices has them
+    edits: LogitEdits | None  # of the same rows' logits
     sampled_rows: torch.Tensor  # [num_sampled] int64, rows of the row table
     logprob_places: torch.Tensor  # [num_wanted] int64, sampled rows whose log-probabilities are wanted
     target_ids: torch.Tensor  # [num_targets] int64, of all scored prompts end to end
@@ -61,7 +64,10 @@ def take_rows(table: RowTable, output: SchedulerOutput) -> StepRows:
     num_new = np.fromiter((row.num_new_tokens for row in output.rows), np.int64, num_rows)
     query_start_loc = np.zeros(num_rows + 1, dtype=np.int32)
     np.cumsum(num_new, out=query_start_loc[1:])
-    return StepRows(rows, num_computed, num_new, query_start_loc, num_computed + num_new == table.num_tokens[rows])
+    samples = num_computed + num_new == table.num_tokens[rows]
+    if table.poolings:
+        samples &= [row not in table.poolings for row in rows.tolist()]
+    return StepRows(rows, num_computed, num_new, query_start_loc, samples)
 
 
 def scored_prompts(table: RowTable, step: StepRows) -> list[ScoredPrompt]:
@@ -83,6 +89,7 @@ def build_inputs(
     output: SchedulerOutput,
     scored: list[ScoredPrompt],
     last_token_ids: torch.Tensor,  # [max_num_seqs] int64, on the device: the last token that each row sampled
+    editor: StepEditor,
 ) -> StepInputs:
     """Gather the step's inputs and send them to the device. Waits for nothing there.
 
@@ -111,6 +118,7 @@ def build_inputs(
         "target_ids": np.concatenate([s.target_ids for s in scored]) if scored else np.empty(0, np.int64),
         "block_copies": np.array([(copy.src, copy.dst) for copy in output.block_copies], np.int64).reshape(-1, 2),
         **_sampling_arrays(table, sampled_rows),
+        **editor.host_arrays(table, step.rows, step.samples, output.grammar_masks),
     }
     on_device = send_to_device(host, last_token_ids.device)
     if len(pending_places):
@@ -127,6 +135,7 @@ def build_inputs(
             **{name: on_device[name] for name in ("temperature", "top_k", "top_p", "min_p", "uniform")},
             all_greedy=not host["temperature"].any(),
         ),
+        edits=editor.edits(on_device, host),
         **{name: on_device[name] for name in ("sampled_rows", "logprob_places", "target_ids", "block_copies")},
     )
 

@@ -1,9 +1,10 @@
-"""What a launched step brings, on its way to the host: sampled tokens and log-probabilities.
+"""What a launched step brings, on its way to the host: sampled tokens, log-probabilities and embeddings.
 
 Waits for the step's own copies alone, never for what was launched after it. Must not know the model.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,14 +45,22 @@ class SampledTokens:
     token_ids: torch.Tensor  # [len(places)] int64, on the host
     num_logprobs: dict[int, int]  # index into `places` -> how many best tokens, for the rows that want any scores
     logprobs: TokenScores | None  # one for each of num_logprobs
+    is_forbidden: torch.Tensor | None  # [len(places)] bool, on the host: the row had no token left; None = all had
 
     def read(self) -> list[RowResult]:
         """One result for each of `places`."""
         token_ids = self.token_ids.tolist()
         if self.logprobs is None:
-            return [RowResult((token_id,)) for token_id in token_ids]
-        scores = dict(zip(self.num_logprobs, self.logprobs.read(list(self.num_logprobs.values())), strict=True))
-        return [RowResult((token_id,), (scores[i],) if i in scores else ()) for i, token_id in enumerate(token_ids)]
+            results = [RowResult((token_id,)) for token_id in token_ids]
+        else:
+            scores = dict(zip(self.num_logprobs, self.logprobs.read(list(self.num_logprobs.values())), strict=True))
+            results = [
+                RowResult((token_id,), (scores[i],) if i in scores else ()) for i, token_id in enumerate(token_ids)
+            ]
+        if self.is_forbidden is not None:
+            for i in self.is_forbidden.nonzero().flatten().tolist():
+                results[i] = RowResult(is_dead_end=True)
+        return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +76,32 @@ class PromptScores:
         return tuple(score for piece in self.pieces for score in piece.read([self.num_top] * len(piece.token_ids)))
 
 
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The pooled hidden states of the rows whose prompt is complete."""
+
+    places: list[int]  # of these rows in the step
+    vectors: torch.Tensor  # [len(places), hidden_size] float32, on the host
+
+    def read(self) -> list[RowResult]:
+        """One result for each of `places`."""
+        return [RowResult(embedding=vector.astype("<f4").tobytes()) for vector in self.vectors.numpy()]
+
+
 class PendingStep:
     """A launched step. `result` may be asked for at any time, and launches and other results may come in between."""
 
     def __init__(
-        self, num_rows: int, sampled: SampledTokens | None, scored: list[PromptScores], device: torch.device
+        self,
+        num_rows: int,
+        device: torch.device,
+        sampled: SampledTokens | None = None,
+        scored: Sequence[PromptScores] = (),
+        embeddings: Embeddings | None = None,
     ) -> None:
         """Mark the end of the step on the device: all that it computes and copies has been launched by now."""
         self._num_rows = num_rows
-        self._sampled = sampled
+        self._of_rows = [part for part in (sampled, embeddings) if part is not None]  # no row is in both
         self._scored = scored
         self._arrived: torch.cuda.Event | None = None  # None = on a CPU, where launched is done
         if device.type != "cpu":
@@ -87,12 +113,12 @@ class PendingStep:
         if self._arrived is not None:
             self._arrived.synchronize()
         rows = [_NOTHING] * self._num_rows
-        if self._sampled is not None:
-            for place, row in zip(self._sampled.places, self._sampled.read(), strict=True):
+        for part in self._of_rows:
+            for place, row in zip(part.places, part.read(), strict=True):
                 rows[place] = row
         for scores in self._scored:
             row = rows[scores.place]
-            rows[scores.place] = RowResult(row.token_ids, row.logprobs, scores.read())
+            rows[scores.place] = replace(row, prompt_logprobs=scores.read())
         return StepResult(tuple(rows))
 
 

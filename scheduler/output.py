@@ -96,6 +96,7 @@ class RowResult:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, where asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens this step has scored, in order
     embedding: bytes = b""  # pooled hidden states, [hidden_size] float32 little-endian, once the prompt is computed
+    is_dead_end: bool = False  # a token was to be sampled, and the request's constraints together allow none
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,9 +214,11 @@ class Scheduler:
     def _take_result(self, sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> SequenceUpdate | None:
         scores = unreported_scores(sequence, row, result) if result.prompt_logprobs else ()
         accepted = AcceptedTokens()
-        if result.token_ids:
+        if result.token_ids or result.is_dead_end:
             sequence.num_pending_tokens -= 1
-            accepted = accept_tokens(sequence, result.token_ids, self._config.eos_token_ids)
+            accepted = AcceptedTokens(finish_reason="error")
+            if not result.is_dead_end:
+                accepted = accept_tokens(sequence, result.token_ids, self._config.eos_token_ids)
             self._counters.num_generation_tokens += len(accepted.token_ids)
             if accepted.finish_reason is not None:
                 self._queues.finish(sequence)

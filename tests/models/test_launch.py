@@ -36,6 +36,7 @@ class LookedUpModel:
     """Logits that depend on the token alone; a table in the place of the layers."""
 
     device = CPU
+    config = SimpleNamespace(vocab_size=VOCAB_SIZE, eos_token_ids=(3,))
 
     def __init__(self):
         generator = torch.Generator().manual_seed(2)

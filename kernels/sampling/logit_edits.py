@@ -1,0 +1,93 @@
+"""Changes to the logits of a step's rows before tokens are chosen: biases, penalties, and tokens that are forbidden.
+
+Plain torch on any device, in place, vectorised over the rows that have any of it; nothing here waits for the device.
+Knows no sequences: what each row asks for comes as coordinates.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+FORBIDDEN = float("-inf")
+_ELEMENTS_AT_ONCE = 1 << 22  # of temporaries: a full batch with a large vocabulary would need a gigabyte otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """The tokens that occurred in some rows, and what their logits lose by it."""
+
+    rows: torch.Tensor  # [num_penalised] int64, of the logits, no two the same
+    token_ids: torch.Tensor  # [num_penalised, num_places] int64; where a row repeats a token, its count is the same
+    counts: torch.Tensor  # [num_penalised, num_places] int32, how often each was generated; 0 = only in the prompt
+    repetition: torch.Tensor  # [num_penalised] float32, > 0
+    frequency: torch.Tensor  # [num_penalised] float32
+    presence: torch.Tensor  # [num_penalised] float32
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """All edits of one step. Rows are those of the logits."""
+
+    bias_rows: torch.Tensor  # [num_biases] int64
+    bias_token_ids: torch.Tensor  # [num_biases] int64, none twice in a row
+    biases: torch.Tensor  # [num_biases] float32
+    penalties: Penalties | None
+    forbidden_rows: torch.Tensor  # [num_forbidden] int64
+    forbidden_token_ids: torch.Tensor  # [num_forbidden] int64
+    masked_rows: torch.Tensor  # [num_masked] int64, no two the same
+    masks: torch.Tensor  # [num_masked, num_bytes] uint8; bit i, from the lowest of the first byte, allows token i
+
+
+def apply_edits(logits: torch.Tensor, edits: LogitEdits) -> None:
+    """Edit [num_rows, vocab_size] float32 logits in place. Rows without edits keep every bit.
+
+    Biases come first, then the penalties for repetition, frequency and presence: the order of vLLM. What is forbidden
+    is forbidden whatever else was added, so it comes last, where no sum with an infinity is needed.
+    """
+    if edits.biases.numel():
+        place = (edits.bias_rows, edits.bias_token_ids)
+        logits.index_put_(place, logits[place] + edits.biases)
+    if edits.penalties is not None:
+        _penalise(logits, edits.penalties)
+    if edits.forbidden_rows.numel():
+        _forbid(logits, edits.forbidden_rows, edits.forbidden_token_ids)
+    if edits.masked_rows.numel():
+        _keep_allowed(logits, edits.masked_rows, edits.masks)
+
+
+def _penalise(logits: torch.Tensor, penalties: Penalties) -> None:
+    """Repetition divides positive logits and multiplies others (CTRL, Keskar et al. 2019, section 4.1).
+
+    Frequency is subtracted as often as the token was generated, presence once if it was.
+    """
+    num_penalised, num_places = penalties.token_ids.shape
+    for part in _parts(num_penalised, num_places):
+        place = (penalties.rows[part, None], penalties.token_ids[part])
+        counts = penalties.counts[part]
+        repetition = penalties.repetition[part, None]
+        old = logits[place]  # [num_rows, num_places]
+        new = torch.where(old > 0, old / repetition, old * repetition)
+        new -= penalties.frequency[part, None] * counts
+        new -= penalties.presence[part, None] * (counts > 0)
+        logits.index_put_(place, new)
+
+
+def _forbid(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
+    logits.index_put_((rows, token_ids), logits.new_full((), FORBIDDEN))
+
+
+def _keep_allowed(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    vocab_size = logits.shape[1]
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    for part in _parts(len(rows), vocab_size):
+        bits = (masks[part, :, None] >> shifts) & 1  # [num_rows, num_bytes, 8]
+        is_forbidden = bits.flatten(1)[:, :vocab_size] == 0
+        logits.index_copy_(0, rows[part], logits[rows[part]].masked_fill_(is_forbidden, FORBIDDEN))
+
+
+def _parts(num_rows: int, row_size: int) -> Iterator[slice]:
+    """Slices of so many rows as fit in the memory that temporaries may take; one row always does."""
+    step = max(1, _ELEMENTS_AT_ONCE // max(1, row_size))
+    for start in range(0, num_rows, step):
+        yield slice(start, start + step)

@@ -1,0 +1,133 @@
+"""What one running sequence asks of its logits: biases, penalties, and tokens that it may not sample.
+
+Kept on the host, each new token taken in at a cost that does not grow with the context. Knows the scheduler's
+messages; must not know the other rows of a step or the device.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler.output import NewRow
+from scheduler.sampling_params import SamplingParams
+
+_NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency and presence
+
+
+@dataclass(slots=True)
+class Occurrences:
+    """The distinct tokens of a sequence that its penalties are for, each in a place of its own."""
+
+    places: dict[int, int]  # by token id, in the order of first occurrence
+    counts: Counter[int]  # how often each was generated
+    unsent: set[int]  # tokens whose place or count the device does not have yet
+
+    @classmethod
+    def of(cls, prompt_token_ids: Sequence[int], generated_token_ids: Sequence[int]) -> "Occurrences":
+        """Count a sequence from its beginning."""
+        distinct = dict.fromkeys((*prompt_token_ids, *generated_token_ids))
+        return cls(
+            {token_id: place for place, token_id in enumerate(distinct)}, Counter(generated_token_ids), set(distinct)
+        )
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Count tokens that were generated."""
+        for token_id in token_ids:
+            self.places.setdefault(token_id, len(self.places))
+            self.counts[token_id] += 1
+            self.unsent.add(token_id)
+
+
+class BadWords:
+    """Token sequences that may not be completed, found by the tokens that they begin with."""
+
+    def __init__(self, words: Collection[tuple[int, ...]]) -> None:
+        """Take sequences of at least one token."""
+        self._completions: dict[tuple[int, ...], list[int]] = {}
+        for *beginning, last in words:
+            self._completions.setdefault(tuple(beginning), []).append(last)
+        self._lengths = sorted({len(beginning) for beginning in self._completions})  # of the beginnings
+
+    def forbidden(self, generated_token_ids: np.ndarray) -> list[int]:
+        """The tokens that would complete a sequence, after these. The prompt begins none, as in vLLM."""
+        num_generated = len(generated_token_ids)
+        found = []
+        for length in self._lengths:
+            if length > num_generated:
+                break
+            tail = tuple(generated_token_ids[num_generated - length :].tolist())
+            found += self._completions.get(tail, [])
+        return found
+
+
+@dataclass(slots=True)
+class RowEdits:
+    """The edits of one sequence's logits."""
+
+    bias_token_ids: np.ndarray  # [num_biases] int64
+    biases: np.ndarray  # [num_biases] float32
+    allowed_token_ids: tuple[int, ...]  # () = all
+    penalties: tuple[float, float, float]  # repetition, frequency and presence
+    occurrences: Occurrences  # empty where nothing is penalised
+    bad_words: BadWords | None
+    min_tokens: int
+    end_token_ids: list[int]  # not to be sampled before `min_tokens`
+    allowed_mask: np.ndarray | None = field(default=None)  # made of `allowed_token_ids` when first asked for
+
+    @classmethod
+    def of(cls, new: NewRow, eos_token_ids: Sequence[int]) -> "RowEdits | None":
+        """What a sequence asks for; None where it takes its logits as they are."""
+        params = new.params
+        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        is_penalised = penalties != _NO_PENALTIES
+        if not (is_penalised or params.min_tokens or params.logit_bias or params.allowed_token_ids or params.bad_words):
+            return None
+        biases = dict(params.logit_bias)
+        return cls(
+            bias_token_ids=np.fromiter(biases.keys(), np.int64, len(biases)),
+            biases=np.fromiter(biases.values(), np.float32, len(biases)),
+            allowed_token_ids=params.allowed_token_ids,
+            penalties=penalties,
+            occurrences=_occurrences(new),
+            bad_words=BadWords(params.bad_words) if params.bad_words else None,
+            min_tokens=params.min_tokens,
+            end_token_ids=_end_token_ids(params, eos_token_ids),
+        )
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens that were generated."""
+        if self.penalties != _NO_PENALTIES:
+            self.occurrences.extend(token_ids)
+
+    def forbidden(self, generated_token_ids: np.ndarray, num_generated: int) -> list[int]:
+        """Tokens that may not come next.
+
+        Args:
+            generated_token_ids: those known on the host; all of them where anything looks at them.
+            num_generated: their number, those that only the device knows included.
+        """
+        found = self.end_token_ids if num_generated < self.min_tokens else []
+        return found if self.bad_words is None else found + self.bad_words.forbidden(generated_token_ids)
+
+    def mask(self, num_bytes: int) -> np.ndarray | None:
+        """Bits of the tokens that are allowed at all, lowest first, [num_bytes] uint8; None = all are."""
+        if self.allowed_mask is None and self.allowed_token_ids:
+            is_allowed = np.zeros(num_bytes * 8, dtype=np.uint8)
+            is_allowed[list(self.allowed_token_ids)] = 1
+            self.allowed_mask = np.packbits(is_allowed, bitorder="little")
+        return self.allowed_mask
+
+
+def _occurrences(new: NewRow) -> Occurrences:
+    """Of the tokens that its penalties look at: repetition at all, frequency and presence at the generated ones."""
+    params = new.params
+    looks_at_prompt = params.repetition_penalty != 1.0
+    looks_at_generated = looks_at_prompt or params.frequency_penalty or params.presence_penalty
+    prompt, generated = new.token_ids[: new.num_prompt_tokens], new.token_ids[new.num_prompt_tokens :]
+    return Occurrences.of(prompt if looks_at_prompt else (), generated if looks_at_generated else ())
+
+
+def _end_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
+    return [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
