@@ -92,6 +92,18 @@ def openai_response_events() -> dict[str, tuple[str, ...]]:
 
 
 @cache
+def benchmark_schemas() -> tuple[dict[str, Any], ...]:
+    """371 JSON schemas that people wrote: rows of `id`, `subset` and `schema`."""
+    return tuple(_json_lines("jsonschemabench/schemas.jsonl"))
+
+
+@cache
+def schema_tests() -> tuple[dict[str, Any], ...]:
+    """JSON Schema's official tests: rows of `file`, `description`, `schema` and `tests` (`data`, `valid`)."""
+    return tuple(_json_lines("json_schema_test_suite/draft2020-12.jsonl"))
+
+
+@cache
 def mixed_prompts() -> tuple[str, ...]:
     """30 prompts of every kind (English, mathematics, code, ten other languages), for runs that must be short."""
     foreign = [texts[index] for index, texts in enumerate(list(mgsm_prompts().values())[1:])]

@@ -15,6 +15,9 @@ def test_counts_are_as_documented() -> None:
     assert len(data_files.naughty_strings()) == 514
     assert len(data_files.grapheme_tests()) == 766
     assert len(data_files.mixed_prompts()) == 30
+    assert len(data_files.benchmark_schemas()) == 371
+    assert len(data_files.schema_tests()) == 365
+    assert sum(len(row["tests"]) for row in data_files.schema_tests()) == 1856
     assert len(data_files.openai_examples()) == 24
     assert sum(map(len, data_files.openai_fields().values())) == 651
     assert len(data_files.openai_response_events()) == 58
