@@ -20,10 +20,12 @@ class AcceptedTokens:
 
 
 def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids: Collection[int]) -> AcceptedTokens:
-    """Append sampled tokens up to the first that ends the sequence."""
+    """Append sampled tokens up to the first that ends the sequence. None at all = nothing may follow, so that it fails."""
     params = sequence.request.params
     if params.max_tokens == 0:
         return AcceptedTokens((), "length")
+    if not token_ids:
+        return AcceptedTokens((), "error")
     for position, token_id in enumerate(token_ids):
         sequence.token_ids.append(token_id)
         if token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos):

@@ -216,9 +216,7 @@ class Scheduler:
         accepted = AcceptedTokens()
         if result.token_ids or result.is_dead_end:
             sequence.num_pending_tokens -= 1
-            accepted = AcceptedTokens(finish_reason="error")
-            if not result.is_dead_end:
-                accepted = accept_tokens(sequence, result.token_ids, self._config.eos_token_ids)
+            accepted = accept_tokens(sequence, result.token_ids, self._config.eos_token_ids)
             self._counters.num_generation_tokens += len(accepted.token_ids)
             if accepted.finish_reason is not None:
                 self._queues.finish(sequence)
