@@ -20,7 +20,7 @@ class AcceptedTokens:
 
 
 def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids: Collection[int]) -> AcceptedTokens:
-    """Append sampled tokens up to the first that ends the sequence. None at all = nothing may follow, so that it fails."""
+    """Append sampled tokens up to the first that ends the sequence; if there is none at all, nothing may follow it."""
     params = sequence.request.params
     if params.max_tokens == 0:
         return AcceptedTokens((), "length")
