@@ -4,13 +4,14 @@ import msgspec
 
 from scheduler.output import SequenceUpdate
 from scheduler.sampling_params import SamplingParams
+from server.token_ids import TokenIds
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """Edge to engine: a validated, tokenised request."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: TokenIds
     params: SamplingParams
     arrival_time: float  # seconds since the epoch
     priority: int = 0  # a lower one is served first
