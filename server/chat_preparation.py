@@ -10,6 +10,7 @@ from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import parse_body
 from server.sampling_fields import max_tokens_of, sampling_params_of
 from server.served_model import ServedModel
+from server.token_ids import TokenIds
 
 
 def prepare_chat(body: bytes, model: ServedModel) -> PreparedRequest:
@@ -24,7 +25,7 @@ def prepare_conversation(request: ChatCompletionRequest, model: ServedModel) -> 
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = max_tokens_of(request, len(token_ids), model, "messages", model.max_model_len)
     params = sampling_params_of(request, model, max_tokens, logprobs, echo=False)
-    return prepared_request(request, model, [PreparedPrompt(token_ids, None, params)], logprobs)
+    return prepared_request(request, model, [PreparedPrompt(TokenIds(token_ids), None, params)], logprobs)
 
 
 def conversation_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from server.protocol.embeddings import Embedding, EmbeddingList, EmbeddingReques
 from server.protocol.fields import parse_body
 from server.protocol.responses import to_raw
 from server.served_model import ServedModel
+from server.token_ids import TokenIds
 
 _MAX_TOKENS_OF_REQUEST = 300_000  # OpenAI's
 FLOAT_BYTES = 4
@@ -32,7 +33,7 @@ class PreparedEmbedding:
     """A request that can be submitted: one vector for each of its prompts."""
 
     model: str
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[TokenIds, ...]
     params: SamplingParams
     normalize: bool
     as_base64: bool
@@ -59,12 +60,13 @@ def prepare_embedding(body: bytes, model: ServedModel) -> PreparedEmbedding:
     )
 
 
-def _prompts(request: EmbeddingRequest, model: ServedModel) -> tuple[tuple[int, ...], ...]:
+def _prompts(request: EmbeddingRequest, model: ServedModel) -> tuple[TokenIds, ...]:
     limit = max(_MAX_TOKENS_OF_REQUEST, model.max_model_len)
     prompts = []
     num_tokens = 0
     for prompt in request.input:
-        prompts.append(model.prompt_tokens(prompt, "input", add_special_tokens=request.add_special_tokens is not False))
+        add_special_tokens = request.add_special_tokens is not False
+        prompts.append(TokenIds(model.prompt_tokens(prompt, "input", add_special_tokens=add_special_tokens)))
         num_tokens += len(prompts[-1])
         if num_tokens > limit:
             raise InvalidRequest(f"input has more than the {limit} tokens that one request may have.", "input")
@@ -106,9 +108,9 @@ class EmbeddingRun:
                 self._engine.abort(engine_id)
                 self._observe_end(engine_id, end)
 
-    async def _submit(self, engine_id: str, prompt: tuple[int, ...]) -> UpdateStream:
+    async def _submit(self, engine_id: str, prompt: TokenIds) -> UpdateStream:
         arrival_time = time.time() - (time.perf_counter() - self._arrival)
-        stream = self._engine.submit(Submit(engine_id, list(prompt), self._request.params, arrival_time))
+        stream = self._engine.submit(Submit(engine_id, prompt, self._request.params, arrival_time))
         self._open[engine_id] = len(prompt)
         self._metrics.observe_n(1)
         await asyncio.sleep(0)  # thousands of prompts in a row would hold up every other request

@@ -131,7 +131,7 @@ class Generation:
         streams = []
         arrival_time = time.time() - (time.perf_counter() - self._arrival)
         for engine_id, prompt in zip(self._engine_ids, self._request.prompts, strict=True):
-            streams.append(self._engine.submit(Submit(engine_id, list(prompt.token_ids), prompt.params, arrival_time)))
+            streams.append(self._engine.submit(Submit(engine_id, prompt.token_ids, prompt.params, arrival_time)))
             self._num_submitted += 1
             self._metrics.observe_n(self._request.n)
         return streams
