@@ -9,7 +9,12 @@ BIN := $(VENV)/bin
 OLDEST_TRITON := 3.6.0
 OLDEST_TRITON_DIR := .triton-$(OLDEST_TRITON)
 
-.PHONY: serve test lint kernels bench clean
+# The clients bring hundreds of packages that neither the server nor its tests want.
+CLIENTS_VENV := .venv-clients
+CLIENTS_OF_PYPROJECT := import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"], sep="\n")
+
+.PHONY: serve test clients lint kernels bench clean
 
 serve: $(VENV)/installed
 	$(BIN)/octavo serve $(ARGS)
@@ -18,6 +23,11 @@ test: $(VENV)/installed-test
 	$(BIN)/octavo pull smollm2
 	$(BIN)/octavo pull gemma3-270m
 	$(BIN)/python -m pytest $(ARGS)
+
+# Public clients of the APIs against the real server; prints a table and fails if a call does.
+clients: $(VENV)/installed $(CLIENTS_VENV)/installed
+	$(BIN)/octavo pull smollm2
+	$(CLIENTS_VENV)/bin/python -m tests.clients --server-python $(BIN)/python $(ARGS)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -44,9 +54,15 @@ $(VENV)/installed-test: $(VENV)/installed
 	$(BIN)/pip install --editable ".[test]"
 	touch $@
 
+$(CLIENTS_VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(PYTHON) -c '$(CLIENTS_OF_PYPROJECT)' > $(CLIENTS_VENV)/clients.txt
+	$(CLIENTS_VENV)/bin/pip install --requirement $(CLIENTS_VENV)/clients.txt
+	touch $@
+
 $(OLDEST_TRITON_DIR)/installed: $(VENV)/installed-test
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(OLDEST_TRITON_DIR) triton==$(OLDEST_TRITON)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST_TRITON_DIR) build *.egg-info kernels/cpu/*.so
+	rm -rf $(VENV) $(CLIENTS_VENV) $(OLDEST_TRITON_DIR) build *.egg-info kernels/cpu/*.so

@@ -23,13 +23,15 @@ def free_port() -> int:
 class ServerProcess:
     """Started by `with`; ready inside; sent SIGTERM at the end."""
 
-    def __init__(self, model: Path | str, *flags: str, ready_within: float = 120.0) -> None:
-        """Serve `model` with more command-line flags, on a free port."""
+    def __init__(
+        self, model: Path | str, *flags: str, ready_within: float = 120.0, python: str = sys.executable
+    ) -> None:
+        """Serve `model` with more command-line flags, on a free port, in the environment of `python`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._ready_within = ready_within
         command = "from server.cli import main; raise SystemExit(main())"
-        self.arguments = [sys.executable, "-c", command, "serve", "--model", str(model), "--port", str(self.port)]
+        self.arguments = [python, "-c", command, "serve", "--model", str(model), "--port", str(self.port)]
         self.arguments += flags
 
     def __enter__(self) -> "ServerProcess":
