@@ -1,0 +1,45 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.disconnect import until_disconnect
+from server.edge import CurrentEdge, Edge
+from server.protocol.responses import to_json
+from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from server.routes.generating import ignored_fields_header, read_body
+from server.routes.openapi import body_of
+from server.served_model import ServedModel
+from server.tokenization import detokenise_body, tokenise_body
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
+async def tokenize(request: Request, edge: CurrentEdge) -> Response:
+    """Cut a text or a conversation into the model's tokens. It may be longer than the model's window."""
+    return await _answer(request, edge, tokenise_body)
+
+
+@router.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
+async def detokenize(request: Request, edge: CurrentEdge) -> Response:
+    """Put tokens together to a text; what is not UTF-8 becomes U+FFFD."""
+    return await _answer(request, edge, detokenise_body)
+
+
+async def _answer(
+    request: Request, edge: Edge, answer: Callable[[bytes, ServedModel], tuple[msgspec.Struct, list[str]]]
+) -> Response:
+    body = await read_body(request, edge.settings.max_body_size)
+    model = edge.served_model()
+
+    def work() -> tuple[bytes, list[str]]:
+        content, ignored_fields = answer(body, model)
+        return to_json(content), ignored_fields
+
+    content, ignored_fields = await until_disconnect(request.receive, asyncio.to_thread(work))
+    return Response(content, headers=dict(ignored_fields_header(ignored_fields)), media_type="application/json")
