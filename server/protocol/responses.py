@@ -123,23 +123,6 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | UnsetType = UNSET  # in the first piece of each answer
 
 
-class ModelCard(msgspec.Struct, frozen=True):
-    """A model that requests may name."""
-
-    id: str
-    created: int
-    max_model_len: int | None
-    object: str = "model"
-    owned_by: str = "octavo"
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    """Every model that requests may name."""
-
-    data: list[ModelCard]
-    object: str = "list"
-
-
 def to_json(body: Any) -> bytes:  # noqa: ANN401
     """Encode a body."""
     return msgspec.json.encode(body)
