@@ -11,7 +11,7 @@ from server.engine_client import EngineClient
 from server.error_responses import add_error_handlers
 from server.metrics import ServerMetrics
 from server.middleware import ApiKeys, Observation
-from server.routes import chat, completions, embeddings, models, operations, tokenization
+from server.routes import chat, completions, embeddings, messages, models, operations, tokenization
 from server.served_model import longest_token
 from server.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: Settings) -
         longest_token=longest_token(tokenizer),
         created=int(time.time()),
     )
-    for routes in (completions, chat, embeddings, models, operations, tokenization):
+    for routes in (completions, chat, messages, embeddings, models, operations, tokenization):
         app.include_router(routes.router)
     add_error_handlers(app)
     # The last one added sees a request first.

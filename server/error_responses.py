@@ -1,4 +1,7 @@
-"""Turns every exception that reaches the edge of the application into an answer in OpenAI's shape."""
+"""Turns every exception that reaches the edge of the application into an answer in the shape of the API asked.
+
+That is OpenAI's, and Anthropic's under its own path.
+"""
 
 import logging
 
@@ -18,6 +21,7 @@ from server.errors import (
     RouteNotFound,
     ServiceUnavailable,
 )
+from server.protocol.messages_answers import MESSAGES_PATH, error_body, error_status
 from server.protocol.responses import to_json
 
 logger = logging.getLogger("octavo.edge")
@@ -41,33 +45,37 @@ def as_api_error(error: Exception) -> ApiError:
             return InternalError("The server failed on this request; its log says why.")
 
 
-def error_response(error: Exception) -> Response:
-    """The HTTP response for an exception."""
+def error_response(error: Exception, path: str = "") -> Response:
+    """The HTTP response for an exception, in the shape of the API that `path` belongs to."""
     answer = as_api_error(error)
-    return Response(to_json(answer.body()), answer.status, dict(answer.headers), "application/json")
+    body, status = answer.body(), answer.status
+    if f"{MESSAGES_PATH}/" in f"{path}/":  # after the prefix of a proxy, if there is one
+        body, status = error_body(answer), error_status(answer)
+    return Response(to_json(body), status, dict(answer.headers), "application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let `app` answer every error in the same shape."""
 
-    async def answer(_: Request, error: Exception) -> Response:
-        return error_response(error)
+    async def answer(request: Request, error: Exception) -> Response:
+        return error_response(error, request.url.path)
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        path = request.url.path
         if error.status_code == MethodNotAllowed.status:
-            response = error_response(MethodNotAllowed(f"{request.url.path} does not take {request.method}."))
+            response = error_response(MethodNotAllowed(f"{path[:256]} does not take {request.method}."), path)
         elif error.status_code == RouteNotFound.status:
-            response = error_response(RouteNotFound(f"There is nothing at {request.url.path[:256]}."))
+            response = error_response(RouteNotFound(f"There is nothing at {path[:256]}."), path)
         else:
-            response = error_response(InvalidRequest(str(error.detail)))
+            response = error_response(InvalidRequest(str(error.detail)), path)
             response.status_code = error.status_code
         response.headers.update(error.headers or {})
         return response
 
-    async def answer_invalid(_: Request, error: Exception) -> Response:
+    async def answer_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(InvalidRequest(str(error.errors()[0]["msg"])))
+        return error_response(InvalidRequest(str(error.errors()[0]["msg"])), request.url.path)
 
     async def give_up(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
