@@ -4,21 +4,13 @@ The template comes with the model, never from a request. Behaves as transformers
 tokens: the caller encodes the text without adding special tokens, for the template writes them itself.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta, nodes
 
-MAX_OUTPUT_CHARS = 16_000_000  # beyond any context window; a template that writes more is broken
-MAX_RANGE_ITEMS = 1_000_000  # that all range() calls of one rendering may yield together
-MAX_POWER_BITS = 4096
+from server.template_sandbox import SANDBOX, compile_template, render_template, reserved_names
 
 
 class ChatTemplateError(Exception):
@@ -39,6 +31,15 @@ class ChatTemplate:
         self._default = _CompiledTemplate(source)
         self._for_tools = _CompiledTemplate(tool_source) if tool_source is not None else self._default
 
+    def takes(self, variable: str) -> bool:
+        """Whether the template looks at a variable."""
+        return variable in self._default.variables or variable in self._for_tools.variables
+
+    @property
+    def tool_source(self) -> str:
+        """The text of the template for conversations with tools."""
+        return self._for_tools.source
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -55,9 +56,8 @@ class ChatTemplate:
         """
         template = self._for_tools if tools else self._default
         variables: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
-        variables |= {"add_generation_prompt": add_generation_prompt, "range": _RangeBudget(MAX_RANGE_ITEMS).range}
-        variables |= self._special_tokens
-        taken = extra.keys() & (variables.keys() | _ENVIRONMENT.globals.keys())
+        variables |= {"add_generation_prompt": add_generation_prompt, **self._special_tokens}
+        taken = extra.keys() & (variables.keys() | reserved_names())
         if taken:
             raise ChatTemplateError(f"{min(taken)} has a meaning in chat templates already and cannot be set.")
         return template.render(variables | extra)
@@ -67,17 +67,20 @@ class _CompiledTemplate:
     """A template, or the reason why it does not compile; and the form of content that it wants."""
 
     def __init__(self, source: str) -> None:
+        self.source = source
         self._template: jinja2.Template | None = None
         self._problem = ""
+        self.variables: frozenset[str] = frozenset()
         try:
-            syntax_tree = _ENVIRONMENT.parse(source)
-            self._template = _ENVIRONMENT.from_string(source)
+            syntax_tree = SANDBOX.parse(source)
+            self._template = compile_template(source)
         except jinja2.TemplateSyntaxError as error:
             self._problem = f"line {error.lineno}: {error.message}"
             return
         except Exception as error:  # too deep or too large for the compiler
             self._problem = f"{type(error).__name__}: {error}"
             return
+        self.variables = frozenset(meta.find_undeclared_variables(syntax_tree))
         self._takes_parts = _iterates_over_content(syntax_tree)
         self._takes_strings = not self._takes_parts or _asks_for_string(syntax_tree)
 
@@ -85,18 +88,11 @@ class _CompiledTemplate:
         if self._template is None:
             raise ChatTemplateError(f"The model's chat template does not compile ({self._problem}).")
         variables["messages"] = [self._with_content(message) for message in variables["messages"]]
-        pieces: list[str] = []
-        num_chars = 0
         try:
-            for piece in self._template.generate(variables):
-                pieces.append(piece)
-                num_chars += len(piece)
-                if num_chars > MAX_OUTPUT_CHARS:
-                    raise SecurityError(f"it writes more than {MAX_OUTPUT_CHARS} characters")
+            return render_template(self._template, variables)
         except Exception as error:  # a template can raise anything that an expression can
             reason = str(error) or type(error).__name__
             raise ChatTemplateError(f"The model's chat template failed{_line_of(error)}: {reason}") from error
-        return "".join(pieces)
 
     def _with_content(self, message: Mapping[str, Any]) -> dict[str, Any]:
         content = message.get("content")
@@ -158,81 +154,3 @@ def _is_content(expression: nodes.Node, names: set[str]) -> bool:
 
 def _asks_for_string(tree: nodes.Template) -> bool:
     return any(test.name in ("string", "iterable", "sequence", "mapping") for test in tree.find_all(nodes.Test))
-
-
-class _RangeBudget:
-    """range() for one rendering: nested loops share what it may yield."""
-
-    def __init__(self, num_items: int) -> None:
-        self._num_left = num_items
-
-    def range(self, *arguments: int) -> range:
-        items = range(*arguments)
-        if len(items) > self._num_left:
-            raise SecurityError(f"its loops run over more than {MAX_RANGE_ITEMS} numbers")
-        self._num_left -= len(items)
-        return items
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training masks; here its content is simply rendered."""
-
-    tags: set[str] = {"generation"}  # noqa: RUF012 - the type that Jinja declares
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=lineno)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """No access to Python's internals, nothing changed, and no operator that makes something huge out of little."""
-
-    intercepted_binops = frozenset({"*", "**", "+"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
-        if operator == "*":
-            for sized, count in ((left, right), (right, left)):
-                if isinstance(sized, str | list | tuple) and isinstance(count, int):
-                    _check_length(len(sized) * count)
-        elif operator == "**":
-            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MAX_POWER_BITS:
-                raise SecurityError("it computes a number that is too large")
-        elif isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            _check_length(len(left) + len(right))
-        return super().call_binop(context, operator, left, right)
-
-
-def _check_length(length: int) -> None:
-    if length > MAX_OUTPUT_CHARS:
-        raise SecurityError(f"it makes a value of more than {MAX_OUTPUT_CHARS} items")
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as templates expect it: Jinja's own filter escapes <, >, & and ' for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _build_environment() -> _Sandbox:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = _tojson
-    functions: Iterable[Callable[..., Any]] = (_raise_exception, _strftime_now)
-    environment.globals |= {function.__name__.removeprefix("_"): function for function in functions}
-    return environment
-
-
-_ENVIRONMENT = _build_environment()  # never changed: each rendering brings its own variables

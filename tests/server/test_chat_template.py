@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from server import chat_template
+from server import template_sandbox
 from server.chat_template import ChatTemplate, ChatTemplateError
 from tests import data_files
 from tests.server import chat_templates
@@ -146,7 +146,7 @@ def test_a_template_that_writes_or_loops_without_end_is_ended(source: str) -> No
 
 
 def test_each_rendering_has_its_own_budget() -> None:
-    source = f"{{% for i in range({chat_template.MAX_RANGE_ITEMS // 2}) %}}{{% endfor %}}x"
+    source = f"{{% for i in range({template_sandbox.MAX_RANGE_ITEMS // 2}) %}}{{% endfor %}}x"
     template = ChatTemplate(source, {})
     assert [template.render(USER) for _ in range(3)] == ["x"] * 3
 
