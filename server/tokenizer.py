@@ -5,7 +5,7 @@ it encodes). Knows no file formats (see hf_tokenizer and gguf_tokenizer), no req
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from server.chat_template import ChatTemplate
@@ -42,6 +42,7 @@ class Tokenizer:
         self.bos_token_id: int | None = parts.bos_token_id
         self.eos_token_ids: tuple[int, ...] = parts.eos_token_ids
         self.special_token_ids: frozenset[int] = parts.special_token_ids
+        self.special_tokens: Mapping[str, str] = parts.special_tokens  # "bos_token" -> "<s>", those that have a name
         self.chat_template: ChatTemplate | None = None
         if "default" in parts.chat_templates:
             self.chat_template = ChatTemplate(

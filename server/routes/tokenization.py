@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,6 +29,19 @@ async def tokenize(request: Request, edge: CurrentEdge) -> Response:
 async def detokenize(request: Request, edge: CurrentEdge) -> Response:
     """Put tokens together to a text; what is not UTF-8 becomes U+FFFD."""
     return await _answer(request, edge, detokenise_body)
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(edge: CurrentEdge) -> Response:
+    """The special tokens by their names, as texts or null, and the chat template.
+
+    Evaluation tools ask it before they tokenise over `/tokenize`, and do without where a server has none.
+    """
+    tokenizer = edge.tokenizer
+    named = dict.fromkeys(("bos_token", "eos_token", "pad_token")) | dict(tokenizer.special_tokens)
+    template = tokenizer.chat_template
+    content = to_json({**named, "chat_template": None if template is None else template.source})
+    return Response(content, media_type="application/json")
 
 
 async def _answer(

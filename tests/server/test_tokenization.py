@@ -208,3 +208,14 @@ async def test_names_and_unknown_fields(path):
 async def test_a_model_without_a_template_takes_no_conversation():
     response = await post("/tokenize", byte_tokenizer(chat_template=None), messages=CHAT)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+
+
+async def test_the_special_tokens_and_the_template_are_told():
+    tokenizer = smollm2()
+    async with client_of(make_app(FakeEngine(), tokenizer=tokenizer)) as client:
+        info = (await client.get("/tokenizer_info")).json()
+    assert (info["bos_token"], info["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert info["chat_template"] == tokenizer.chat_template.source
+    async with client_of(make_app(FakeEngine(), tokenizer=byte_tokenizer(None))) as client:
+        plain = (await client.get("/tokenizer_info")).json()
+    assert plain == {"bos_token": None, "eos_token": None, "pad_token": None, "chat_template": None}
