@@ -54,7 +54,7 @@ def run_calls(client: str, calls: Iterable[Call], target: Target) -> Iterable[Ou
             note = call.run(target) or ""
             yield Outcome(client, call.name, True, time.perf_counter() - started, note)
         except Exception as error:
-            note = f"{type(error).__name__}: {error}".splitlines()[0]
+            note = " ".join(f"{type(error).__name__}: {error}".split())
             yield Outcome(client, call.name, False, time.perf_counter() - started, note, traceback.format_exc())
 
 

@@ -9,6 +9,9 @@ from tests.clients.calls import CAPITAL, WEATHER_QUESTION, WEATHER_SCHEMA, Call,
 WEATHER_TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER_SCHEMA}}
 
 
+litellm.suppress_debug_info = True
+
+
 def _options(target: Target, provider: str = "openai") -> dict[str, object]:
     base = target.url if provider == "anthropic" else f"{target.url}/v1"
     return {"model": f"{provider}/{target.model}", "api_base": base, "api_key": "none", "num_retries": 0}

@@ -29,8 +29,8 @@ REFUSED: dict[tuple[str, str], tuple[int, str | None]] = {
     ("/responses/{response_id}/input_items", "List input items"): (404, None),
     ("/responses/{response_id}/cancel", "Cancel a response"): (404, None),
 }
-# Keys of OpenAI's answers that say nothing about a model of one's own.
-ABSENT = {"shutdown_date"}
+# Optional keys of answers: of hosted services, and of a model that decided to call a tool.
+ABSENT = {"annotations", "service_tier", "shutdown_date", "tool_calls"}
 
 
 @dataclass(frozen=True, slots=True)
