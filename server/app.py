@@ -11,13 +11,19 @@ from server.engine_client import EngineClient
 from server.error_responses import add_error_handlers
 from server.metrics import ServerMetrics
 from server.middleware import ApiKeys, Observation
+from server.preparer import Preparer
 from server.routes import chat, completions, embeddings, messages, models, operations, tokenization
 from server.served_model import longest_token
 from server.tokenizer import Tokenizer
 
 
-def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: Settings) -> FastAPI:
-    """The application that serves the model behind `engine`, which may still be loading."""
+def create_app(
+    engine: EngineClient, tokenizer: Tokenizer, settings: Settings, preparer: Preparer | None = None
+) -> FastAPI:
+    """The application that serves the model behind `engine`, which may still be loading.
+
+    `preparer` reads large requests in another process; without one they are read in threads of this one.
+    """
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
     metrics = ServerMetrics(settings.served_names[0], engine)
     app.state.edge = Edge(
@@ -26,6 +32,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: Settings) -
         settings=settings,
         metrics=metrics,
         longest_token=longest_token(tokenizer),
+        preparer=preparer or Preparer(None, tokenizer),
         created=int(time.time()),
     )
     for routes in (completions, chat, messages, embeddings, models, operations, tokenization):

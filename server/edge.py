@@ -7,7 +7,9 @@ from fastapi import Depends, Request
 
 from server.config import Settings
 from server.engine_client import EngineClient, EngineUnavailable
+from server.fingerprint import system_fingerprint
 from server.metrics import ServerMetrics
+from server.preparer import Preparer
 from server.served_model import ServedModel
 from server.tokenizer import Tokenizer
 
@@ -21,6 +23,7 @@ class Edge:
     settings: Settings
     metrics: ServerMetrics
     longest_token: int  # bytes
+    preparer: Preparer
     created: int  # when the server started, in seconds since the epoch
 
     def served_model(self) -> ServedModel:
@@ -42,6 +45,11 @@ class Edge:
             max_model_len=info.max_model_len,
             hidden_size=info.hidden_size,
         )
+
+    def fingerprint(self) -> str:
+        """Names what answers; empty while nothing does."""
+        info = self.engine.info
+        return "" if info is None else system_fingerprint(self.settings, info)
 
 
 def _edge_of(request: Request) -> Edge:

@@ -6,7 +6,6 @@ Knows no message. Never pickle: what arrives is decoded into declared types or r
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,11 +18,10 @@ _LENGTH = struct.Struct("<I")
 class MessageCodec:
     """Encodes any declared message, decodes those of one union."""
 
-    def __init__(self, receives: object, custom: "CustomTypes | None" = None) -> None:
-        """Decode messages of the type or union `receives`, with types that msgspec does not know among their fields."""
-        custom = custom or CustomTypes()
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=custom.encode)
-        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(receives, dec_hook=custom.decode)
+    def __init__(self, receives: object) -> None:
+        """Decode messages of the type or union `receives`."""
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_custom)
+        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(receives, dec_hook=_decode_custom)
 
     def encode(self, message: object) -> bytes:
         """One frame: the length of the payload as four bytes, then the payload."""
@@ -32,8 +30,7 @@ class MessageCodec:
 
     def receive(self, connection: socket.socket) -> object | None:
         """Wait for the next message; None when the other side is gone."""
-        header = receive_exactly(connection, _LENGTH.size)
-        payload = header and receive_exactly(connection, _LENGTH.unpack(header)[0])
+        payload = receive_payload(connection)
         return self._decoder.decode(payload) if payload else None
 
     async def receive_async(self, reader: asyncio.StreamReader) -> object | None:
@@ -45,35 +42,31 @@ class MessageCodec:
             return None
 
 
-class CustomTypes:
-    """How objects cross that are no plain values: each type with a way there and a way back."""
-
-    def __init__(self, *ways: tuple[type, Callable[[Any], object], Callable[[Any], object]]) -> None:
-        """More types, each as (type, to a plain value, from a plain value)."""
-        packed = (TokenIds, TokenIds.packed, _unpack)
-        self._ways = {type_: (there, back) for type_, there, back in (packed, *ways)}
-
-    def encode(self, value: object) -> object:
-        """A plain value in its place."""
-        return self._way_of(type(value))[0](value)
-
-    def decode(self, type_: type, value: object) -> object:
-        """The object that the plain value stands for."""
-        return self._way_of(type_)[1](value)
-
-    def _way_of(self, type_: type) -> tuple[Callable[[Any], object], Callable[[Any], object]]:
-        for known, way in self._ways.items():
-            if issubclass(type_, known):
-                return way
-        raise NotImplementedError(f"{type_.__name__} does not travel between processes")
+def _encode_custom(value: object) -> object:
+    if isinstance(value, TokenIds):
+        return value.packed()
+    raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
 
 
-def _unpack(value: bytes | list[int]) -> TokenIds:
-    return TokenIds.unpack(value) if isinstance(value, bytes) else TokenIds(value)
+def _decode_custom(type_: type, value: Any) -> object:  # noqa: ANN401
+    if type_ is TokenIds:
+        return TokenIds.unpack(value) if isinstance(value, bytes) else TokenIds(value)
+    raise NotImplementedError(f"{type_.__name__} does not travel between processes")
 
 
-def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes | None:
-    """Wait for so many bytes; None when the other side is gone."""
+def send_payload(connection: socket.socket, payload: bytes) -> None:
+    """One frame, whatever it holds. Raises OSError."""
+    connection.sendall(_LENGTH.pack(len(payload)))
+    connection.sendall(payload)
+
+
+def receive_payload(connection: socket.socket) -> bytes | None:
+    """Wait for the next frame; None when the other side is gone."""
+    header = _receive_exactly(connection, _LENGTH.size)
+    return header and _receive_exactly(connection, _LENGTH.unpack(header)[0])
+
+
+def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes | None:
     received = bytearray()
     while len(received) < num_bytes:
         try:

@@ -26,6 +26,7 @@ from server.engine_client import EngineClient, EngineRefusedSettings, EngineStar
 from server.http_protocol import BoundedHttpProtocol
 from server.logging_setup import configure_logging
 from server.model_store import ModelStoreError, resolve
+from server.preparer import Preparer
 from server.startup_display import StartupDisplay, print_ready
 from server.tokenizer import TokenizerError, load_tokenizer
 
@@ -33,12 +34,15 @@ logger = logging.getLogger("octavo.serve")
 
 _EXIT_FAILURE = 1
 _EXIT_USAGE = 2
+_SWITCH_SECONDS = 0.0005
 _CLOSE_SECONDS = 5  # for connections to take the end of their answers
 
 
 def serve(settings: Settings) -> int:
     """Serve until a signal comes or the engine is lost for good; returns the exit code."""
     configure_logging(settings.log_level)
+    # The event loop waits at most this long for each thread that computes; Python's own 5 ms would show in every gap.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         with terminal_progress() as on_progress:
             model_path = resolve(settings.model, settings.home, on_progress)
@@ -97,10 +101,11 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
         loading = asyncio.create_task(asyncio.to_thread(_load_app, engine, model_path, settings))
         _on_signals(lambda _: loading.cancel())
         try:
-            app = await loading  # beside the engine, which takes longer
+            app, preparer = await loading  # beside the engine, which takes longer
         except (TokenizerError, asyncio.CancelledError) as error:
             await _give_up(engine, starting)
             return 0 if loading.cancelled() else _fail(str(error))
+        preparing = asyncio.create_task(asyncio.to_thread(preparer.start))
         server = _Server(_uvicorn_config(app), engine, settings.shutdown_timeout)
         _on_signals(server.begin_exit)
         serving = asyncio.create_task(server.serve([listener]))
@@ -118,11 +123,15 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
     server.should_exit = True
     await serving
     await _give_up(engine, starting)
+    await asyncio.gather(preparing, return_exceptions=True)
+    await asyncio.to_thread(preparer.stop)
     return server.exit_code
 
 
-def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> FastAPI:
-    return create_app(engine, load_tokenizer(model_path), settings)
+def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> tuple[FastAPI, Preparer]:
+    tokenizer = load_tokenizer(model_path)
+    preparer = Preparer(model_path, tokenizer)
+    return create_app(engine, tokenizer, settings, preparer), preparer
 
 
 def _on_signals(handler: Callable[[str], object]) -> None:

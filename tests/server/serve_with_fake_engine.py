@@ -8,6 +8,7 @@ from pathlib import Path
 
 from server import cli, serve
 from server.messages import LoadProgress
+from server.preparer import Preparer
 from tests.server.doubles import FakeEngine, byte_tokenizer
 
 
@@ -20,4 +21,5 @@ if __name__ == "__main__":
     serve.EngineClient = start_engine  # type: ignore[misc]
     serve.resolve = lambda *_: Path("byte-model")
     serve.load_tokenizer = lambda _: byte_tokenizer()
+    serve.Preparer = lambda _, tokenizer: Preparer(None, tokenizer)  # type: ignore[misc]
     sys.exit(cli.main(["serve", *sys.argv[1:]]))
