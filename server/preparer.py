@@ -117,7 +117,7 @@ class Preparer:
         Its result must be data, with its classes ours (see value_codec).
         """
         loop = asyncio.get_running_loop()
-        if len(body) <= MAX_SMALL or self._model_path is None:
+        if len(body) <= MAX_SMALL or self._model_path is None or not _has_a_name(function):
             return await loop.run_in_executor(self._threads, function, body, model)
         return await loop.run_in_executor(self._waiters, self._run_beside, function, body, model)
 
@@ -175,6 +175,10 @@ class Preparer:
         if self._process is not None:
             self._process.end()
             self._process = None
+
+
+def _has_a_name(function: Callable[..., object]) -> bool:
+    return "." not in function.__qualname__
 
 
 def _hang_up(connection: socket.socket) -> None:

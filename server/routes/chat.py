@@ -28,7 +28,6 @@ from server.protocol.shaping import chat_logprobs, finish_reason, usage
 from server.routes.generating import DONE, Head, answer, chunk_event
 from server.routes.openapi import body_of
 from server.scored_tokens import ScoredToken
-from server.served_model import ServedModel
 
 router = APIRouter(tags=["generation"])
 
@@ -37,10 +36,7 @@ class ChatRoute:
     """Conversations."""
 
     id_prefix = "chatcmpl-"
-
-    def prepare(self, body: bytes, model: ServedModel) -> PreparedRequest:
-        """Read the body. Raises ApiError."""
-        return prepare_chat(body, model)
+    prepare = staticmethod(prepare_chat)
 
     def writer(self, request: PreparedRequest, head: Head) -> "ChatWriter":
         """For the answer to one request."""
