@@ -30,10 +30,12 @@ class Detokenizer:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
         """Begin a text that ends before the first of the `stop` strings, or after it with `include_stop`.
 
-        First means complete first; of those complete at the same character, the longest.
+        First means complete first; of those complete at the same character, the longest. One that is complete within
+        the first `min_tokens` tokens does not count.
         """
         self._tokenizer = tokenizer
         self._include_stop = include_stop
@@ -43,6 +45,7 @@ class Detokenizer:
         self._matcher = StopMatcher(stop)
         self._held = ""  # at most one character shorter than the longest stop string
         self._num_chars = 0  # decoded so far, held ones included
+        self._num_spared = min_tokens  # tokens to come that end nothing
         self._stopped: str | None = None
 
     @property
@@ -64,6 +67,8 @@ class Detokenizer:
             offsets.append(self._num_chars)
             if token_id not in self._hidden_ids:
                 pieces.append(self._add(self._decoder.decode(self._tokenizer.token_bytes(token_id))))
+            if self._num_spared > 0:
+                self._num_spared -= 1
         return DetokenizerStep("".join(pieces), tuple(offsets), self._stopped)
 
     def finish(self) -> str:
@@ -77,12 +82,18 @@ class Detokenizer:
         rest, self._held = self._held, ""
         return text if self._stopped is not None else text + rest
 
+    def _find_stop(self, text: str) -> tuple[int, int] | None:
+        if self._num_spared > 0:
+            self._matcher.pass_over(text)
+            return None
+        return self._matcher.find_end(text)
+
     def _add(self, text: str) -> str:
         """Take decoded text; return what is safe to send."""
         if not text:
             return ""
         self._num_chars += len(text)
-        found = self._matcher.find_end(text)
+        found = self._find_stop(text)
         text = self._held + text
         if found is None:
             cut = len(text) - self._matcher.num_pending

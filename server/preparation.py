@@ -4,31 +4,30 @@ Chats are prepared in server/chat_preparation.py. Pure functions that may take a
 event loop. Knows no HTTP and no engine process.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.sampling_params import SamplingParams
-from server.errors import InvalidRequest
+from server.infilling import prompt_with_gap
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.fields import GenerationFields, parse_body
 from server.protocol.prompts import Prompt
-from server.sampling_fields import max_tokens_of, sampling_params_of
+from server.request_bounds import check_bounds
+from server.sampling_fields import max_tokens_of, sampling_params_of, seed_of
 from server.served_model import ServedModel
+from server.token_ids import TokenIds
 from server.tool_parsers.answer_form import ALL_CONTENT, AnswerForm
-
-_MAX_STOP_CHARS = 1 << 18  # of one request, over all its answers: each of them looks for the stop strings by itself
-# Log-probabilities of one request: those of every token that it may answer with, and of the likeliest beside it. Each
-# takes some 150 bytes and 2 µs of the edge, so this is 300 MB and a few seconds at worst. Enough for 128 whole windows
-# of 8192 tokens with echo and logprobs 1, which is how evaluations ask, and for 12 of them with logprobs 20.
-_MAX_LOGPROBS_OF_REQUEST = 1 << 21
+from server.truncation import PromptTokens, prompt_tokens_of
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """One prompt, ready for the engine."""
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     echo: str | None  # the prompt's text, if it shall stand before each answer
     params: SamplingParams
+    echo_spells_special_tokens: bool = False  # those that the caller wrote; others come from the tokenizer
+    num_truncated_tokens: int = 0  # cut off at its front, as asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +44,42 @@ class PreparedRequest:
     return_token_ids: bool
     ignored_fields: tuple[str, ...]
     answer_form: AnswerForm = ALL_CONTENT  # of chats
+    prompt_logprobs: int | None = None  # the same as logprobs for each prompt token, apart from an echo
+    include_stop: bool = False  # in the text: a stop string, or a stop token as far as it is shown
+    skip_special_tokens: bool = True
+    tokens_as_ids: bool = False  # log-probabilities name tokens by their ids
+    continuous_usage: bool = False  # a stream counts tokens in each chunk
+    include_obfuscation: bool = False  # a stream's chunks are filled up to sizes that tell less
+    include_timings: bool = False
+    priority: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # the caller's; an answer tells which of them ended it
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that are generated to each prompt; more than n where the best of them are wanted."""
+        return self.prompts[0].params.n
+
+    @property
+    def num_truncated_tokens(self) -> int:
+        """Prompt tokens that were cut off, as asked."""
+        return sum(prompt.num_truncated_tokens for prompt in self.prompts)
 
 
 def prepare_completion(body: bytes, model: ServedModel) -> PreparedRequest:
     """Read the body of `/v1/completions`. Raises ApiError for what is wrong with it."""
     request = parse_body(CompletionRequest, body)
     model.check_name(request.model)
-    prompts = []
+    prompts: list[PreparedPrompt] = []
     for prompt in request.prompt:
-        token_ids = model.prompt_tokens(prompt, "prompt")
-        echo = _echoed_text(prompt, model) if request.echo else None
-        max_tokens = max_tokens_of(request, len(token_ids), model, "prompt", DEFAULT_MAX_TOKENS)
-        params = sampling_params_of(request, model, max_tokens, request.logprobs, echo=bool(request.echo))
-        prompts.append(PreparedPrompt(token_ids, echo, params))
+        tokens = _prompt_tokens(request, prompt, model)
+        max_tokens = max_tokens_of(request, len(tokens.token_ids), model, "prompt", DEFAULT_MAX_TOKENS)
+        if prompts:  # lists and grammars are read once
+            params = replace(prompts[0].params, max_tokens=max_tokens, seed=seed_of(request))
+        else:
+            params = _params(request, model, max_tokens)
+        echo = _echoed_text(request, prompt, tokens, model) if request.echo else None
+        spells = isinstance(prompt, str) and not tokens.num_truncated
+        prompts.append(PreparedPrompt(TokenIds(tokens.token_ids), echo, params, spells, tokens.num_truncated))
     return prepared_request(request, model, prompts, request.logprobs)
 
 
@@ -65,37 +87,48 @@ def prepared_request(
     request: GenerationFields, model: ServedModel, prompts: list[PreparedPrompt], logprobs: int | None
 ) -> PreparedRequest:
     """What all kinds of requests for text have in common. Raises InvalidRequest for one that asks for too much."""
-    n = request.n or 1
-    num_answers = n * len(prompts)
-    if sum(map(len, request.stop)) * num_answers > _MAX_STOP_CHARS:
-        raise InvalidRequest(f"The stop strings are too long for a request for {num_answers} answers.", "stop")
-    if logprobs is not None:
-        _check_num_logprobs(prompts, n, logprobs, request.wanted_tokens or 0)
+    check_bounds(request, prompts, logprobs)
+    streaming = request.streaming
     return PreparedRequest(
         model=request.model or model.names[0],
         prompts=tuple(prompts),
-        n=n,
+        n=request.n or 1,
         stop=request.stop,
         logprobs=logprobs,
         stream=bool(request.stream),
-        include_usage=bool(request.streaming.include_usage),
+        include_usage=bool(streaming.include_usage),
         return_token_ids=bool(request.return_token_ids),
         ignored_fields=tuple(request.ignored_fields()),
+        prompt_logprobs=request.prompt_logprobs,
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        continuous_usage=bool(streaming.continuous_usage_stats),
+        include_obfuscation=bool(streaming.include_obfuscation),
+        include_timings=bool(request.timings_per_token),
+        priority=request.priority or 0,
+        stop_token_ids=request.stop_token_ids,
     )
 
 
-def _check_num_logprobs(prompts: list[PreparedPrompt], n: int, logprobs: int, wanted_tokens: int) -> None:
-    """Bound what the caller asks for; an answer that may fill the window by default comes slowly, token by token."""
-    num_tokens = n * sum(wanted_tokens + (0 if prompt.echo is None else len(prompt.token_ids)) for prompt in prompts)
-    num_logprobs = num_tokens * (logprobs + 1)
-    if num_logprobs > _MAX_LOGPROBS_OF_REQUEST:
-        raise InvalidRequest(
-            f"The answer may have {num_tokens} tokens and {num_logprobs} log-probabilities, of which one "
-            f"request gets at most {_MAX_LOGPROBS_OF_REQUEST}. Ask for fewer logprobs (in a chat: top_logprobs), a "
-            "smaller max_tokens, fewer answers (n), or fewer prompts, or leave out echo.",
-            "logprobs",
-        )
+def _prompt_tokens(request: CompletionRequest, prompt: Prompt, model: ServedModel) -> PromptTokens:
+    if request.suffix:
+        prompt = prompt_with_gap(prompt, request.suffix, model)
+    return prompt_tokens_of(
+        request, model, prompt, "prompt", add_special_tokens=request.add_special_tokens is not False
+    )
 
 
-def _echoed_text(prompt: Prompt, model: ServedModel) -> str:
-    return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt, skip_special_tokens=True)
+def _params(request: CompletionRequest, model: ServedModel, max_tokens: int) -> SamplingParams:
+    params = sampling_params_of(request, model, max_tokens, request.logprobs, echo=bool(request.echo))
+    if request.num_sequences == params.n:
+        return params
+    # The best are found by the log-probabilities of their tokens.
+    return replace(params, n=request.num_sequences, logprobs=request.logprobs or 0)
+
+
+def _echoed_text(request: CompletionRequest, prompt: Prompt, tokens: PromptTokens, model: ServedModel) -> str:
+    """A text as it came; tokens, be they the caller's or the rest of a text, as an answer would show them."""
+    if isinstance(prompt, str) and not tokens.num_truncated:
+        return prompt
+    return model.tokenizer.decode(tokens.token_ids, skip_special_tokens=request.skip_special_tokens is not False)

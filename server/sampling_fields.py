@@ -8,6 +8,7 @@ import secrets
 from scheduler.sampling_params import SamplingParams
 from server.errors import ContextLengthExceeded, InvalidRequest
 from server.protocol.fields import GenerationFields
+from server.protocol.structured_outputs import structured_output_of
 from server.served_model import ServedModel
 
 _GREEDY_BELOW = 1e-5  # logits divided by less than this overflow; vLLM draws the same line
@@ -67,6 +68,17 @@ def sampling_params_of(
         logit_bias=_logit_bias(request, model),
         allowed_token_ids=_allowed_token_ids(request, model, stop_token_ids),
         bad_words=_bad_words(request, model),
+        structured_output=structured_output_of(
+            response_format=request.response_format,
+            structured_outputs=request.structured_outputs,
+            guided_json=request.guided_json,
+            guided_regex=request.guided_regex,
+            guided_choice=request.guided_choice,
+            guided_grammar=request.guided_grammar,
+            guided_whitespace_pattern=request.guided_whitespace_pattern,
+            grammar=request.grammar,
+            json_schema=request.json_schema,
+        ),
     )
 
 

@@ -57,7 +57,16 @@ class StopMatcher:
     @property
     def num_pending(self) -> int:
         """How many of the last characters are a proper prefix of some stop."""
-        return self._depth[self._state]
+        state = self._state
+        while state != 0 and not self._next[state]:  # a whole stop that was passed over
+            state = self._fallback[state]
+        return self._depth[state]
+
+    def pass_over(self, text: str) -> None:
+        """Take the next piece, whatever it completes. A stop may begin in it and be complete later."""
+        if len(self._next) > 1:
+            for char in text:
+                self._state = self._step(self._state, char)
 
     def find_end(self, text: str) -> tuple[int, int] | None:
         """Take the next piece. (end in this piece, length of the stop) where one is complete; else None.

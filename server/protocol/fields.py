@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from server.errors import InvalidRequest
 from server.protocol.field_types import AllowedTokenIds, BadWords, LogitBias, StopStrings, StopTokenIds
+from server.protocol.structured_outputs import Choices, ResponseFormat, SchemaOrText, StructuredOutputs
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -75,12 +76,6 @@ class GenerationFields(RequestFields):
         "dry_multiplier": (0,),
         "dynatemp_range": (0,),
         "early_stopping": (False,),
-        "grammar": ("",),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "json_schema": (),
         "kv_transfer_params": (),
         "length_penalty": (1,),
         "logits_processors": ([],),
@@ -88,8 +83,6 @@ class GenerationFields(RequestFields):
         "n_predict": (),
         "n_probs": (0,),
         "repeat_penalty": (1,),
-        "response_format": ({"type": "text"},),
-        "structured_outputs": (),
         "tfs_z": (1,),
         "top_n_sigma": (-1,),
         "typical_p": (1,),
@@ -116,6 +109,17 @@ class GenerationFields(RequestFields):
     logit_bias: LogitBias = ()
     allowed_token_ids: AllowedTokenIds = Field((), description="Nothing else is sampled.")
     bad_words: BadWords = Field((), description="Words that no answer completes.")
+
+    # The form of an answer: one of them
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's spelling of response_format.")
+    guided_json: SchemaOrText = Field(None, description="An older one.")
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: SchemaOrText = Field(None, description="llama.cpp's.")
+    grammar: str | None = Field(None, description="llama.cpp's: in GBNF.")
 
     # What ends an answer
     stop: StopStrings = ()

@@ -12,10 +12,17 @@ from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
 from server.preparation import PreparedRequest, prepare_completion
 from server.protocol.completions import CompletionRequest
 from server.protocol.responses import Completion, CompletionChoice, Usage, to_json, to_raw
-from server.protocol.shaping import completion_logprobs, finish_reason, usage
+from server.protocol.shaping import (
+    chunk_usage,
+    completion_logprobs,
+    finish_reason,
+    prompt_logprobs,
+    stop_reason,
+    timings,
+    usage,
+)
 from server.routes.generating import DONE, Head, answer, chunk_event
 from server.routes.openapi import body_of
-from server.served_model import ServedModel
 
 router = APIRouter(tags=["generation"])
 
@@ -24,10 +31,7 @@ class CompletionsRoute:
     """Whole answers and chunks have the same form here."""
 
     id_prefix = "cmpl-"
-
-    def prepare(self, body: bytes, model: ServedModel) -> PreparedRequest:
-        """Read the body. Raises ApiError."""
-        return prepare_completion(body, model)
+    prepare = staticmethod(prepare_completion)
 
     def writer(self, request: PreparedRequest, head: Head) -> "CompletionWriter":
         """For the answer to one request."""
@@ -45,30 +49,56 @@ class CompletionWriter:
 
     def whole(self, results: list[ChoiceResult], counts: TokenCounts) -> Completion:
         """All choices at once."""
-        choices = [to_raw(self._choice(index, result, first=True)) for index, result in enumerate(results)]
-        return self._body(choices, usage(counts))
+        n = self._request.n
+        choices: list[msgspec.Raw] = []
+        for index, result in enumerate(results):
+            if index % n == 0:  # all answers to a prompt repeat its scores
+                scores = UNSET if self._request.prompt_logprobs is None else prompt_logprobs(result.prompt_tokens)
+            choices.append(to_raw(self._choice(index, result, first=True, scores=scores)))
+        return self._body(choices, usage(counts), counts)
 
     def delta(self, delta: ChoiceDelta, counts: TokenCounts) -> list[bytes]:
         """The next piece of one choice."""
         choice = self._choice(delta.index, delta, first=delta.index not in self._begun)
         self._begun.add(delta.index)
-        return [chunk_event(self._body([choice], None if self._request.include_usage else UNSET))]
+        return [self._event([choice], chunk_usage(self._request, counts), counts)]
 
     def end(self, counts: TokenCounts) -> list[bytes]:
         """The counts, where they are wanted, and the end."""
-        events = [chunk_event(self._body([], usage(counts)))] if self._request.include_usage else []
-        return [*events, DONE]
+        return [*([self._event([], usage(counts), counts)] if self._request.include_usage else []), DONE]
 
     def failed(self, error: ApiError) -> list[bytes]:
         """The error in place of the end."""
         return [server_sent_event(to_json(error.body()))]
 
-    def _body(
-        self, choices: list[CompletionChoice] | list[msgspec.Raw], counts: Usage | UnsetType | None
-    ) -> Completion:
-        return Completion(self._head.id, self._head.created, self._head.model, choices, usage=counts)
+    def _event(self, choices: list[CompletionChoice], counted: Usage | UnsetType | None, counts: TokenCounts) -> bytes:
+        return chunk_event(self._body(choices, counted, counts), obfuscate=self._request.include_obfuscation)
 
-    def _choice(self, index: int, part: ChoiceDelta | ChoiceResult, *, first: bool) -> CompletionChoice:
+    def _body(
+        self,
+        choices: list[CompletionChoice] | list[msgspec.Raw],
+        counted: Usage | UnsetType | None,
+        counts: TokenCounts,
+    ) -> Completion:
+        head = self._head
+        return Completion(
+            head.id,
+            head.created,
+            head.model,
+            choices,
+            system_fingerprint=head.system_fingerprint,
+            usage=counted,
+            timings=timings(self._request, counts),
+        )
+
+    def _choice(
+        self,
+        index: int,
+        part: ChoiceDelta | ChoiceResult,
+        *,
+        first: bool,
+        scores: msgspec.Raw | UnsetType = UNSET,
+    ) -> CompletionChoice:
         request = self._request
         prompt = request.prompts[index // request.n]
         return CompletionChoice(
@@ -76,6 +106,8 @@ class CompletionWriter:
             part.text,
             None if request.logprobs is None else completion_logprobs(part.tokens),
             finish_reason(part.finish_reason),
+            stop_reason=UNSET if part.finish_reason is None else stop_reason(part),
+            prompt_logprobs=scores,
             token_ids=list(part.token_ids) if request.return_token_ids else UNSET,
             prompt_token_ids=list(prompt.token_ids) if request.return_token_ids and first else UNSET,
         )

@@ -3,7 +3,7 @@
 A route brings a function that reads its body, and an `AnswerWriter` that knows the form of its answers.
 """
 
-import asyncio
+import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -28,6 +28,9 @@ from server.protocol.responses import to_json
 from server.served_model import ServedModel
 
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
+TRUNCATED_TOKENS_HEADER = "x-octavo-truncated-prompt-tokens"
+_OBFUSCATED_SIZE = 64  # bytes: the chunks of most tokens come out equally large
+_EMPTY_OBFUSCATION = ',"obfuscation":""'
 DONE = server_sent_event(b"[DONE]")  # ends the streams of completions and chat
 
 
@@ -37,6 +40,7 @@ class Head(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
+    system_fingerprint: str = ""
 
 
 class AnswerWriter(Protocol):
@@ -64,8 +68,9 @@ class Route(Protocol):
 
     id_prefix: str
 
-    def prepare(self, body: bytes, model: ServedModel) -> PreparedRequest:
-        """Read the body; runs in a thread. Raises ApiError."""
+    @staticmethod
+    def prepare(body: bytes, model: ServedModel) -> PreparedRequest:
+        """Read the body: a function of its own module, which may run in another process. Raises ApiError."""
         ...
 
     def writer(self, request: PreparedRequest, head: Head) -> AnswerWriter:
@@ -73,9 +78,14 @@ class Route(Protocol):
         ...
 
 
-def chunk_event(chunk: msgspec.Struct) -> bytes:
-    """One chunk of a stream of completions or chat."""
-    return server_sent_event(to_json(chunk))
+def chunk_event(chunk: msgspec.Struct, name: str | None = None, *, obfuscate: bool = False) -> bytes:
+    """One chunk of a stream; only newer APIs name theirs. `obfuscate` fills it up to a multiple of some size."""
+    data = to_json(chunk)
+    if obfuscate:
+        num_missing = -(len(data) + len(_EMPTY_OBFUSCATION)) % _OBFUSCATED_SIZE
+        padding = secrets.token_urlsafe(num_missing)[:num_missing]
+        data = to_json(msgspec.structs.replace(chunk, obfuscation=padding))
+    return server_sent_event(data, name)
 
 
 async def answer(request: Request, edge: Edge, route: Route) -> Response:
@@ -86,11 +96,12 @@ async def answer(request: Request, edge: Edge, route: Route) -> Response:
 
 
 async def _answer(body: bytes, arrival: float, edge: Edge, route: Route) -> Response:
-    prepared = await asyncio.to_thread(route.prepare, body, edge.served_model())
-    head = Head(f"{route.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model)
+    fingerprint = edge.fingerprint()
+    prepared = await edge.preparer.run(route.prepare, body, edge.served_model())
+    head = Head(f"{route.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model, fingerprint)
     writer = route.writer(prepared, head)
     generation = Generation(prepared, head.id, edge.engine, edge.tokenizer, edge.metrics, arrival)
-    headers = ignored_fields_header(prepared.ignored_fields)
+    headers = _headers(prepared)
     if not prepared.stream:
         results = await generation.result()
         num_repeated = prepared.n * generation.counts.num_prompt_tokens if prepared.return_token_ids else 0
@@ -125,7 +136,10 @@ async def _events(
 
 def _num_values(request: PreparedRequest, part: ChoiceDelta | ChoiceResult) -> int:
     """How much there is to write of a choice: token ids and log-probabilities."""
-    return len(part.token_ids) + len(part.tokens) * (1 + (request.logprobs or 0))
+    num_values = len(part.token_ids) + len(part.tokens) * (1 + (request.logprobs or 0))
+    if isinstance(part, ChoiceResult):
+        num_values += len(part.prompt_tokens) * (1 + (request.prompt_logprobs or 0))
+    return num_values
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -140,6 +154,14 @@ async def read_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise BodyTooLarge(message)
     return bytes(body)
+
+
+def _headers(request: PreparedRequest) -> Mapping[str, str]:
+    """What the caller is told beside the answer."""
+    headers = dict(ignored_fields_header(request.ignored_fields))
+    if request.num_truncated_tokens:
+        headers[TRUNCATED_TOKENS_HEADER] = str(request.num_truncated_tokens)
+    return headers
 
 
 def ignored_fields_header(names: Sequence[str]) -> Mapping[str, str]:

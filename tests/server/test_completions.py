@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 
 from scheduler.sampling_params import SamplingParams
-from server import generation as generation_module
+from server import choices as choices_module
 from server.generation import Generation
 from server.metrics import ServerMetrics
 from server.preparation import PreparedPrompt, PreparedRequest
@@ -49,11 +49,18 @@ async def test_answer_has_openai_shape_and_counts():
     assert answer["id"].startswith("cmpl-")
     assert answer["object"] == "text_completion"
     assert answer["model"] == "byte-model"
-    assert answer["choices"] == [{"index": 0, "text": "cba", "logprobs": None, "finish_reason": "stop"}]
+    assert answer["choices"] == [
+        {"index": 0, "text": "cba", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
     # The token that ended the answer was generated, though it shows no text.
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert counted(answer["usage"]) == (3, 4, 7)
     assert engine.open_requests == []
     assert engine.aborted == []
+
+
+def counted(usage: dict) -> tuple[int, int, int]:
+    """Prompt, answer, and both."""
+    return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 
 async def test_return_token_ids_gives_the_ids_of_prompt_and_answer():
@@ -180,8 +187,9 @@ async def test_echo_with_logprobs_and_no_new_tokens_scores_the_prompt():
         "token_logprobs": [None, -0.5, -0.5, -0.5, -0.5],
         "top_logprobs": [None, {" ": -0.5}, {"B": -0.5}, {" ": -0.5}, {"C": -0.5}],
         "text_offset": [0, 1, 2, 3, 4],
+        "bytes": [[65], [32], [66], [32], [67]],
     }
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
+    assert counted(answer["usage"]) == (5, 0, 5)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -200,7 +208,7 @@ async def test_echo_stands_before_every_choice(streamed):
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_echoed_prompt_is_scored_once_and_off_the_loop_if_large(monkeypatch, streamed, length, is_large):
     scoring, writing = (
-        _watch(monkeypatch, generation_module, "score_prompt"),
+        _watch(monkeypatch, choices_module, "score_prompt"),
         _watch(monkeypatch, generating, "to_json"),
     )
     body = {"prompt": ["a" * length, "b" * length], "n": 3, "echo": True, "logprobs": 20, "max_tokens": 2}
@@ -257,7 +265,7 @@ async def test_stream_ends_with_usage_when_asked():
     *pieces, last = chunks
     assert all(chunk["usage"] is None for chunk in pieces)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert counted(last["usage"]) == (3, 4, 7)
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
 
 
