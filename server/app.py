@@ -12,7 +12,7 @@ from server.error_responses import add_error_handlers
 from server.metrics import ServerMetrics
 from server.middleware import ApiKeys, Observation
 from server.preparer import Preparer
-from server.routes import chat, completions, embeddings, messages, models, operations, tokenization
+from server.routes import chat, completions, embeddings, messages, models, operations, responses, tokenization
 from server.served_model import longest_token
 from server.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ def create_app(
         preparer=preparer or Preparer(None, tokenizer),
         created=int(time.time()),
     )
-    for routes in (completions, chat, messages, embeddings, models, operations, tokenization):
+    for routes in (completions, chat, responses, messages, embeddings, models, operations, tokenization):
         app.include_router(routes.router)
     add_error_handlers(app)
     # The last one added sees a request first.

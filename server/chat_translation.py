@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from server.errors import InvalidRequest
+from server.preparation import PreparedRequest
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import parse_body
 
@@ -59,6 +60,19 @@ class ChatTranslation:
     def _origin(self, found: re.Match[str]) -> str:
         position = int(found[1])
         return self.origins[position] if position < len(self.origins) else found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPrompt:
+    """How many tokens a prompt has, and which fields of its request nobody knows."""
+
+    num_tokens: int
+    ignored_fields: tuple[str, ...]
+
+
+def fields_of(prepared: PreparedRequest) -> dict[str, Any]:
+    """To make a richer object of it."""
+    return {each.name: getattr(prepared, each.name) for each in fields(prepared)}
 
 
 def text_content(texts: Sequence[str]) -> str | list[dict[str, str]]:

@@ -4,11 +4,11 @@ Takes a while: runs in a thread, off the event loop. Knows no HTTP and no engine
 """
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from server.chat_preparation import conversation_tokens, prepare_conversation
-from server.chat_translation import ChatTranslation, function_tool, text_content
+from server.chat_translation import ChatTranslation, CountedPrompt, fields_of, function_tool, text_content
 from server.errors import InvalidRequest
 from server.preparation import PreparedRequest
 from server.protocol.fields import parse_body
@@ -31,7 +31,14 @@ _NAMES = {
 }
 
 
-def prepare_message(body: bytes, model: ServedModel) -> tuple[MessagesRequest, PreparedRequest]:
+@dataclass(frozen=True, slots=True)
+class PreparedMessage(PreparedRequest):
+    """A request for a message."""
+
+    wanted_tokens: int = field(kw_only=True)  # max_tokens as it was asked for, which may lie past the window
+
+
+def prepare_message(body: bytes, model: ServedModel) -> PreparedMessage:
     """Read the body of `/v1/messages`. Raises ApiError for what is wrong with it."""
     request = parse_body(MessagesRequest, body)
     translation = _translate(request)
@@ -44,22 +51,21 @@ def prepare_message(body: bytes, model: ServedModel) -> tuple[MessagesRequest, P
     }
     with translation.naming():
         prepared = prepare_conversation(translation.chat_request(), model)
-    # max_tokens is a bound here, which may lie past the window: the answer then tells that the window ended it.
+    # max_tokens is a bound here: an answer that the window ends before it says so.
     (prompt,) = prepared.prompts
     params = replace(prompt.params, max_tokens=min(request.max_tokens, prompt.params.max_tokens))
-    prepared = replace(
-        prepared, prompts=(replace(prompt, params=params),), ignored_fields=tuple(request.ignored_fields())
-    )
-    return request, prepared
+    changed = {"prompts": (replace(prompt, params=params),), "ignored_fields": tuple(request.ignored_fields())}
+    return PreparedMessage(**(fields_of(prepared) | changed), wanted_tokens=request.max_tokens)
 
 
-def count_message_tokens(body: bytes, model: ServedModel) -> tuple[CountTokensRequest, int]:
+def count_message_tokens(body: bytes, model: ServedModel) -> CountedPrompt:
     """How many tokens the prompt of a message has. Raises ApiError for what is wrong with the body."""
     request = parse_body(CountTokensRequest, body)
     model.check_name(request.model)
     translation = _translate(request)
     with translation.naming():
-        return request, len(conversation_tokens(translation.chat_request(), model))
+        num_tokens = len(conversation_tokens(translation.chat_request(), model))
+    return CountedPrompt(num_tokens, tuple(request.ignored_fields()))
 
 
 def _translate(request: ConversationFields) -> ChatTranslation:

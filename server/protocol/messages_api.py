@@ -34,7 +34,7 @@ class TextBlock(Part):
     text: str
 
 
-_Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks), Field(max_length=MAX_BLOCKS)]
+_Texts = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS), BeforeValidator(_as_blocks)]
 
 
 class ContentBlock(Part):
@@ -61,7 +61,7 @@ class InputMessage(Part):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[ContentBlock], BeforeValidator(_as_blocks), Field(max_length=MAX_BLOCKS)]
+    content: Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS), BeforeValidator(_as_blocks)]
 
     def check(self, path: str) -> None:
         """Each block has what its type needs, and stands where it may. Raises InvalidRequest."""

@@ -1,6 +1,5 @@
 """Anthropic's `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +12,7 @@ from server.errors import ApiError
 from server.event_stream import server_sent_event
 from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
 from server.message_blocks import MessageBlocks
-from server.messages_preparation import count_message_tokens, prepare_message
+from server.messages_preparation import PreparedMessage, count_message_tokens, prepare_message
 from server.preparation import PreparedRequest
 from server.protocol.messages_answers import (
     MESSAGES_PATH,
@@ -33,7 +32,6 @@ from server.protocol.messages_api import CountTokensRequest, MessagesRequest
 from server.protocol.responses import to_json
 from server.routes.generating import Head, answer, ignored_fields_header, read_body
 from server.routes.openapi import body_of
-from server.served_model import ServedModel
 
 router = APIRouter(tags=["generation"])
 
@@ -42,32 +40,24 @@ class MessagesRoute:
     """One request for a message."""
 
     id_prefix = "msg_"
-
-    def __init__(self) -> None:
-        """Remembers what was asked, which the answer depends on."""
-        self._asked: MessagesRequest | None = None
-
-    def prepare(self, body: bytes, model: ServedModel) -> PreparedRequest:
-        """Read the body. Raises ApiError."""
-        self._asked, prepared = prepare_message(body, model)
-        return prepared
+    prepare = staticmethod(prepare_message)
 
     def writer(self, request: PreparedRequest, head: Head) -> "MessageWriter":
-        """For the answer to the request that was prepared."""
-        assert self._asked is not None, "prepare comes first"
-        return MessageWriter(self._asked, request, head)
+        """For the answer to one request."""
+        assert isinstance(request, PreparedMessage), "it was prepared elsewhere"
+        return MessageWriter(request, head)
 
 
 class MessageWriter:
     """Writes one answer, whole or as events."""
 
-    def __init__(self, asked: MessagesRequest, request: PreparedRequest, head: Head) -> None:
-        """For the answer to `request`, which was made of `asked`."""
+    def __init__(self, request: PreparedMessage, head: Head) -> None:
+        """For the answer to `request`."""
         self._head = head
         self._blocks = MessageBlocks(ChatOutput(request))
         self._has_begun = False
         self._end: tuple[StopReason, str | None] | None = None
-        self._is_cut_by_window = request.prompts[0].params.max_tokens < asked.max_tokens
+        self._is_cut_by_window = request.prompts[0].params.max_tokens < request.wanted_tokens
 
     def whole(self, results: list[ChoiceResult], counts: TokenCounts) -> Message:
         """The answer at once."""
@@ -135,7 +125,7 @@ async def create_message(request: Request, edge: CurrentEdge) -> Response:
 async def count_tokens(request: Request, edge: CurrentEdge) -> Response:
     """Count the tokens of the prompt that a conversation makes."""
     body = await read_body(request, edge.settings.max_body_size)
-    counting = asyncio.to_thread(count_message_tokens, body, edge.served_model())
-    asked, count = await until_disconnect(request.receive, counting)
-    headers = ignored_fields_header(asked.ignored_fields())
-    return Response(to_json(TokenCount(count)), headers=dict(headers), media_type="application/json")
+    counting = edge.preparer.run(count_message_tokens, body, edge.served_model())
+    counted = await until_disconnect(request.receive, counting)
+    headers = ignored_fields_header(counted.ignored_fields)
+    return Response(to_json(TokenCount(counted.num_tokens)), headers=dict(headers), media_type="application/json")
