@@ -134,6 +134,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET  # as in a CompletionChoice
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -159,6 +160,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET  # as in a CompletionChoice
     token_ids: list[int] | UnsetType = UNSET
 
 

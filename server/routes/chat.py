@@ -24,7 +24,15 @@ from server.protocol.responses import (
     to_json,
     to_raw,
 )
-from server.protocol.shaping import chat_logprobs, finish_reason, usage
+from server.protocol.shaping import (
+    chat_logprobs,
+    chunk_usage,
+    finish_reason,
+    prompt_logprobs,
+    stop_reason,
+    timings,
+    usage,
+)
 from server.routes.generating import DONE, Head, answer, chunk_event
 from server.routes.openapi import body_of
 from server.scored_tokens import ScoredToken
@@ -61,14 +69,24 @@ class ChatWriter:
                     ChatMessage("assistant", result.text, None),
                     self._logprobs(result.tokens),
                     finish_reason(result.finish_reason),
-                    self._token_ids(result.token_ids),
+                    stop_reason=stop_reason(result),
+                    token_ids=self._token_ids(result.token_ids),
                 )
             )
             for index, result in enumerate(results)
         ]
         head = self._head
+        scored = self._request.prompt_logprobs is not None
         return ChatCompletion(
-            head.id, head.created, head.model, choices, usage(counts), prompt_token_ids=self._prompt_token_ids()
+            head.id,
+            head.created,
+            head.model,
+            choices,
+            usage(counts),
+            system_fingerprint=head.system_fingerprint,
+            timings=timings(self._request, counts),
+            prompt_logprobs=prompt_logprobs(results[0].prompt_tokens) if scored else UNSET,
+            prompt_token_ids=self._prompt_token_ids(),
         )
 
     def delta(self, delta: ChoiceDelta, counts: TokenCounts) -> list[bytes]:
@@ -80,14 +98,15 @@ class ChatWriter:
             ChatMessage("assistant" if first else UNSET, delta.text if delta.text or first else UNSET),
             self._logprobs(delta.tokens),
             finish_reason(delta.finish_reason),
-            self._token_ids(delta.token_ids),
+            stop_reason=UNSET if delta.finish_reason is None else stop_reason(delta),
+            token_ids=self._token_ids(delta.token_ids),
         )
-        counted = None if self._request.include_usage else UNSET
-        return [self._chunk([choice], counted, self._prompt_token_ids() if first else UNSET)]
+        counted = chunk_usage(self._request, counts)
+        return [self._chunk([choice], counted, counts, self._prompt_token_ids() if first else UNSET)]
 
     def end(self, counts: TokenCounts) -> list[bytes]:
         """The counts, where they are wanted, and the end."""
-        return [*([self._chunk([], usage(counts))] if self._request.include_usage else []), DONE]
+        return [*([self._chunk([], usage(counts), counts)] if self._request.include_usage else []), DONE]
 
     def failed(self, error: ApiError) -> list[bytes]:
         """The error in place of the end."""
@@ -96,15 +115,22 @@ class ChatWriter:
     def _chunk(
         self,
         choices: list[ChatChunkChoice],
-        counts: Usage | UnsetType | None,
+        counted: Usage | UnsetType | None,
+        counts: TokenCounts,
         prompt_token_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
         head = self._head
-        return chunk_event(
-            ChatCompletionChunk(
-                head.id, head.created, head.model, choices, usage=counts, prompt_token_ids=prompt_token_ids
-            )
+        chunk = ChatCompletionChunk(
+            head.id,
+            head.created,
+            head.model,
+            choices,
+            system_fingerprint=head.system_fingerprint,
+            usage=counted,
+            timings=timings(self._request, counts),
+            prompt_token_ids=prompt_token_ids,
         )
+        return chunk_event(chunk, obfuscate=self._request.include_obfuscation)
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
         return None if self._request.logprobs is None else chat_logprobs(tokens)

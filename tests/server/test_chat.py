@@ -35,6 +35,7 @@ async def test_answer_has_openai_shape():
             "message": {"role": "assistant", "content": "Hello", "refusal": None},
             "logprobs": None,
             "finish_reason": "stop",
+            "stop_reason": None,
         }
     ]
     assert answer["usage"]["completion_tokens"] == 6
