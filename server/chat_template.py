@@ -4,6 +4,7 @@ The template comes with the model, never from a request. Behaves as transformers
 tokens: the caller encodes the text without adding special tokens, for the template writes them itself.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import jinja2
 from jinja2 import meta, nodes
 
 from server.template_sandbox import SANDBOX, compile_template, render_template, reserved_names
+
+_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
 
 
 class ChatTemplateError(Exception):
@@ -35,6 +38,10 @@ class ChatTemplate:
         """Whether the template looks at a variable."""
         return variable in self._default.variables or variable in self._for_tools.variables
 
+    def reserves(self, variable: str) -> bool:
+        """Whether a variable has a meaning of its own, and must not be set."""
+        return variable in _VARIABLES or variable in self._special_tokens or variable in reserved_names()
+
     @property
     def tool_source(self) -> str:
         """The text of the template for conversations with tools."""
@@ -45,6 +52,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         **extra: Any,  # noqa: ANN401 - whatever variables the template knows
@@ -52,15 +60,20 @@ class ChatTemplate:
         """The prompt for `messages`: objects with `role` and `content`, a string or a list of text parts.
 
         Text parts reach a template that iterates over content as they are; for others they are joined by newlines.
-        `extra` are further variables for the template, none that has a meaning already. Raises ChatTemplateError.
+        With `continue_final_message` the prompt ends where the last message's text ends. `extra` are further variables
+        for the template, none that it `reserves`. Raises ChatTemplateError.
         """
+        mark = f"{secrets.token_hex(16)} "  # the template may trim the space, as it would trim the text's own
+        if continue_final_message:
+            messages = [*messages[:-1], _with_text(messages[-1], mark)]
         template = self._for_tools if tools else self._default
         variables: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
         variables |= {"add_generation_prompt": add_generation_prompt, **self._special_tokens}
-        taken = extra.keys() & (variables.keys() | reserved_names())
-        if taken:
-            raise ChatTemplateError(f"{min(taken)} has a meaning in chat templates already and cannot be set.")
-        return template.render(variables | extra)
+        reserved = next(filter(self.reserves, sorted(extra)), None)
+        if reserved is not None:
+            raise ChatTemplateError(f"{reserved} has a meaning in chat templates already and cannot be set.")
+        text = template.render(variables | extra)
+        return _up_to(text, mark) if continue_final_message else text
 
 
 class _CompiledTemplate:
@@ -103,6 +116,25 @@ class _CompiledTemplate:
         else:
             return dict(message)
         return dict(message) | {"content": content}
+
+
+def _with_text(message: Mapping[str, Any], addition: str) -> dict[str, Any]:
+    """The message with something added to the end of its text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + addition}
+    parts = list(content or ())
+    if not parts:
+        raise ChatTemplateError("There is no text in the final message that could be continued.")
+    return {**message, "content": [*parts[:-1], {"type": "text", "text": _part_text(parts[-1]) + addition}]}
+
+
+def _up_to(text: str, mark: str) -> str:
+    """What stands before the mark; where the template trims spaces, without those before it."""
+    position = text.rfind(mark.strip())
+    if position < 0:
+        raise ChatTemplateError("The model's chat template does not write the final message, so nothing can follow it.")
+    return text[:position] if text.startswith(mark, position) else text[:position].rstrip()
 
 
 def _part_text(part: object) -> str:

@@ -102,6 +102,7 @@ class Choice:
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
             min_tokens=prompt.prompt.params.min_tokens,
+            shown_token_ids=request.answer_form.shown_token_ids,
         )
         self._begun = False
         self._text_length = 0  # code points handed out, the echo included

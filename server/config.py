@@ -89,6 +89,10 @@ class Settings(BaseSettings):
         (), description="Name of the model in the API; repeat it for more names. Without it: the value of --model."
     )
 
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
+        "auto", description="Form in which the model writes tool calls; auto: the one of its chat template."
+    )
+
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every IPv4 one.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes any that is free.")
     api_key: Names = Field(

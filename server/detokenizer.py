@@ -31,15 +31,16 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         """Begin a text that ends before the first of the `stop` strings, or after it with `include_stop`.
 
         First means complete first; of those complete at the same character, the longest. One that is complete within
-        the first `min_tokens` tokens does not count.
+        the first `min_tokens` tokens does not count. Of the special tokens only `shown_token_ids` are never skipped.
         """
         self._tokenizer = tokenizer
         self._include_stop = include_stop
-        self._hidden_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._hidden_ids = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset()
         # Python's decoder replaces what is not UTF-8 as soon as it can be told, and the same in one piece or many.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matcher = StopMatcher(stop)

@@ -44,6 +44,7 @@ class Edge:
             vocab_size=min(info.vocab_size, self.tokenizer.vocab_size),
             max_model_len=info.max_model_len,
             hidden_size=info.hidden_size,
+            tool_call_parser=None if self.settings.tool_call_parser == "auto" else self.settings.tool_call_parser,
         )
 
     def fingerprint(self) -> str:

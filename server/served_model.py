@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from server.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from server.tokenizer import Tokenizer, TokenizerError
+from server.tool_parsers.formats import ToolParserName
 
 _MAX_SHOWN_TOKEN = 64  # characters
 
@@ -18,6 +19,7 @@ class ServedModel:
     vocab_size: int  # ids that have an embedding and a text
     max_model_len: int
     hidden_size: int = 0  # numbers of an embedding
+    tool_call_parser: ToolParserName | None = None  # None: the form of calls that the chat template writes
 
     def check_name(self, name: str | None) -> None:
         """Refuse a model that is not served. Raises ModelNotFound."""

@@ -98,6 +98,11 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
+    def token_id(self, text: str) -> int | None:
+        """The id of a token that the vocabulary spells so, such as a special one."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
+
     def spelling(self, token_id: int) -> str:
         """The token as the vocabulary spells it; nothing for an id that the tokenizer does not have."""
         if not 0 <= token_id < self.vocab_size:

@@ -21,6 +21,7 @@ class AnswerForm:
     tool_format: ToolCallFormat | None = None  # None: the text is all content
     function_names: frozenset[str] = frozenset()
     echo: str = ""  # stands before the content of each answer
+    shown_token_ids: frozenset[int] = frozenset()  # special tokens that are part of the text: they mark calls
 
 
 ALL_CONTENT = AnswerForm()
