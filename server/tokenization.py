@@ -8,6 +8,7 @@ from dataclasses import replace
 from server.chat_preparation import conversation_text
 from server.errors import InvalidRequest
 from server.protocol.fields import parse_body
+from server.protocol.responses import to_json
 from server.protocol.tokenization import (
     Detokenization,
     DetokenizeRequest,
@@ -25,8 +26,8 @@ _MIN_TEXT_LIMIT = 1 << 20  # bytes of UTF-8
 _TEXT_BYTES_PER_TOKEN = 8  # of the window
 
 
-def tokenise_body(body: bytes, model: ServedModel) -> tuple[Tokenization, list[str]]:
-    """Answer the body of `/tokenize`; also the names of the fields that nobody knows. Raises ApiError."""
+def tokenise_body(body: bytes, model: ServedModel) -> tuple[bytes, list[str]]:
+    """Answer the body of `/tokenize`, as JSON; also the names of the fields that nobody knows. Raises ApiError."""
     request = parse_body(TokenizeRequest, body)
     if request.is_chat:
         return _tokenise_chat(parse_body(TokenizeChatRequest, body), model)
@@ -34,25 +35,25 @@ def tokenise_body(body: bytes, model: ServedModel) -> tuple[Tokenization, list[s
     text, param = (request.prompt, "prompt") if request.content is None else (request.content, "content")
     assert text is not None, "a request without a text was let in"
     token_ids = _tokenise(text, param, model, add_special_tokens=request.wants_special_tokens)
-    return _tokenization(request, token_ids, model), request.ignored_fields()
+    return to_json(_tokenization(request, token_ids, model)), request.ignored_fields()
 
 
-def detokenise_body(body: bytes, model: ServedModel) -> tuple[Detokenization, list[str]]:
-    """Answer the body of `/detokenize`; also the names of the fields that nobody knows. Raises ApiError."""
+def detokenise_body(body: bytes, model: ServedModel) -> tuple[bytes, list[str]]:
+    """Answer the body of `/detokenize`, as JSON; also the names of the fields that nobody knows. Raises ApiError."""
     request = parse_body(DetokenizeRequest, body)
     model.check_name(request.model)
     tokenizer = model.tokenizer
     # Some tokens have a text and no embedding.
     replace(model, vocab_size=tokenizer.vocab_size).check_token_ids(request.tokens, "tokens")
     text = tokenizer.decode(request.tokens, skip_special_tokens=bool(request.skip_special_tokens))
-    return Detokenization(text, text), request.ignored_fields()
+    return to_json(Detokenization(text, text)), request.ignored_fields()
 
 
-def _tokenise_chat(request: TokenizeChatRequest, model: ServedModel) -> tuple[Tokenization, list[str]]:
+def _tokenise_chat(request: TokenizeChatRequest, model: ServedModel) -> tuple[bytes, list[str]]:
     model.check_name(request.model)
     text = conversation_text(request, model)
     token_ids = _tokenise(text, "messages", model, add_special_tokens=bool(request.add_special_tokens))
-    return _tokenization(request, token_ids, model), request.ignored_fields()
+    return to_json(_tokenization(request, token_ids, model)), request.ignored_fields()
 
 
 def _tokenise(text: str, param: str, model: ServedModel, *, add_special_tokens: bool) -> tuple[int, ...]:

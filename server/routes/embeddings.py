@@ -1,6 +1,5 @@
 """`POST /v1/embeddings`."""
 
-import asyncio
 import time
 import uuid
 
@@ -28,7 +27,7 @@ async def create_embeddings(request: Request, edge: CurrentEdge) -> Response:
 
 
 async def _answer(body: bytes, arrival: float, edge: Edge) -> Response:
-    prepared = await asyncio.to_thread(prepare_embedding, body, edge.served_model())
+    prepared = await edge.preparer.run(prepare_embedding, body, edge.served_model())
     run = EmbeddingRun(prepared, f"embd-{uuid.uuid4().hex}", edge.engine, edge.metrics, arrival)
     pooled = await run.pooled()
     num_values = sum(map(len, pooled)) // FLOAT_BYTES

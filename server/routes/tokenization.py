@@ -1,9 +1,7 @@
 """`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
-import asyncio
 from collections.abc import Callable
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -45,14 +43,9 @@ async def tokenizer_info(edge: CurrentEdge) -> Response:
 
 
 async def _answer(
-    request: Request, edge: Edge, answer: Callable[[bytes, ServedModel], tuple[msgspec.Struct, list[str]]]
+    request: Request, edge: Edge, answer: Callable[[bytes, ServedModel], tuple[bytes, list[str]]]
 ) -> Response:
     body = await read_body(request, edge.settings.max_body_size)
-    model = edge.served_model()
-
-    def work() -> tuple[bytes, list[str]]:
-        content, ignored_fields = answer(body, model)
-        return to_json(content), ignored_fields
-
-    content, ignored_fields = await until_disconnect(request.receive, asyncio.to_thread(work))
+    working = edge.preparer.run(answer, body, edge.served_model())
+    content, ignored_fields = await until_disconnect(request.receive, working)
     return Response(content, headers=dict(ignored_fields_header(ignored_fields)), media_type="application/json")
