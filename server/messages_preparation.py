@@ -7,8 +7,14 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.chat_preparation import conversation_tokens, prepare_conversation
-from server.chat_translation import ChatTranslation, CountedPrompt, fields_of, function_tool, text_content
+from server.chat_translation import (
+    ChatTranslation,
+    CountedPrompt,
+    chosen_function,
+    fields_of,
+    function_tool,
+    text_content,
+)
 from server.errors import InvalidRequest
 from server.preparation import PreparedRequest
 from server.protocol.fields import parse_body
@@ -24,6 +30,7 @@ from server.served_model import ServedModel
 
 # Fields of chats, in the words of this API.
 _NAMES = {
+    "function.parameters": "input_schema",
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
@@ -49,23 +56,18 @@ def prepare_message(body: bytes, model: ServedModel) -> PreparedMessage:
         "top_k": request.top_k,
         "top_p": request.top_p,
     }
-    with translation.naming():
-        prepared = prepare_conversation(translation.chat_request(), model)
+    prepared = translation.prepare(model, request.ignored_fields())
     # max_tokens is a bound here: an answer that the window ends before it says so.
     (prompt,) = prepared.prompts
     params = replace(prompt.params, max_tokens=min(request.max_tokens, prompt.params.max_tokens))
-    changed = {"prompts": (replace(prompt, params=params),), "ignored_fields": tuple(request.ignored_fields())}
+    changed = {"prompts": (replace(prompt, params=params),)}
     return PreparedMessage(**(fields_of(prepared) | changed), wanted_tokens=request.max_tokens)
 
 
 def count_message_tokens(body: bytes, model: ServedModel) -> CountedPrompt:
     """How many tokens the prompt of a message has. Raises ApiError for what is wrong with the body."""
     request = parse_body(CountTokensRequest, body)
-    model.check_name(request.model)
-    translation = _translate(request)
-    with translation.naming():
-        num_tokens = len(conversation_tokens(translation.chat_request(), model))
-    return CountedPrompt(num_tokens, tuple(request.ignored_fields()))
+    return _translate(request).count(model, request.ignored_fields())
 
 
 def _translate(request: ConversationFields) -> ChatTranslation:
@@ -76,65 +78,72 @@ def _translate(request: ConversationFields) -> ChatTranslation:
         translation.fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if request.system:
         translation.add("system", {"role": "system", "content": text_content([block.text for block in request.system])})
-    for path, role, blocks in _turns(request.messages):
-        for message in _chat_messages(path, role, blocks):
-            translation.add(path, message)
-    last = translation.messages[-1]
-    if last["role"] == "assistant":
-        if "tool_calls" in last:
-            raise InvalidRequest("messages ends with a tool_use that has no tool_result.", "messages")
-        # The answer goes on from what the assistant has said already.
-        translation.fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    for turn in _turns(request.messages):
+        if turn.role == "assistant":
+            _add_assistant_turn(translation, turn)
+        else:
+            _add_turn(translation, turn)
+    _continue_last_message(translation)
     return translation
 
 
-def _turns(messages: list[InputMessage]) -> list[tuple[str, str, list[ContentBlock]]]:
-    """Path, role and content of each turn: messages of one speaker in a row are one."""
-    turns: list[tuple[str, str, list[ContentBlock]]] = []
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Messages of one speaker in a row."""
+
+    path: str  # of the first
+    role: str
+    blocks: list[tuple[str, ContentBlock]]  # with their paths
+
+
+def _turns(messages: list[InputMessage]) -> list[_Turn]:
+    turns: list[_Turn] = []
     for index, message in enumerate(messages):
-        if turns and turns[-1][1] == message.role:
-            turns[-1][2].extend(message.content)
-        else:
-            turns.append((f"messages[{index}]", message.role, list(message.content)))
+        path = f"messages[{index}]"
+        if not turns or turns[-1].role != message.role:
+            turns.append(_Turn(path, message.role, []))
+        turns[-1].blocks.extend((f"{path}.content[{place}]", block) for place, block in enumerate(message.content))
     return turns
 
 
-def _chat_messages(path: str, role: str, blocks: list[ContentBlock]) -> list[dict[str, Any]]:
-    """One turn as messages of a chat, where what a tool answered is a message of its own."""
-    if role == "assistant":
-        return [_assistant_message(path, blocks)]
-    messages: list[dict[str, Any]] = []
+def _add_turn(translation: ChatTranslation, turn: _Turn) -> None:
+    """What the user or the system says. What a tool answered is a message of its own."""
     texts: list[str] = []
-    for block in blocks:
+    for path, block in turn.blocks:
         if block.type == "text":
             texts.append(block.text or "")
             continue
         if texts:
-            messages.append({"role": role, "content": text_content(texts)})
+            translation.add(turn.path, {"role": turn.role, "content": text_content(texts)})
             texts = []
-        messages.append(
-            {"role": "tool", "tool_call_id": block.tool_use_id, "content": _tool_result(block.content, block.is_error)}
-        )
-    if texts or not messages:
-        messages.append({"role": role, "content": text_content(texts or [""])})
-    return messages
+        content = _tool_result(block.content, block.is_error)
+        translation.add(path, {"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+    if texts or not turn.blocks:
+        translation.add(turn.path, {"role": turn.role, "content": text_content(texts or [""])})
 
 
-def _assistant_message(path: str, blocks: list[ContentBlock]) -> dict[str, Any]:
-    texts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for block in blocks:
-        if block.type == "tool_use":
-            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
-            calls.append({"id": block.id, "type": "function", "function": function})
-        elif calls:
-            raise InvalidRequest(
-                f"{path}.content has text after a tool_use, which chats cannot say.", f"{path}.content"
-            )
-        else:
-            texts.append(block.text or "")
+def _add_assistant_turn(translation: ChatTranslation, turn: _Turn) -> None:
+    texts = [block.text or "" for _, block in turn.blocks if block.type == "text"]
+    calls = [(path, block) for path, block in turn.blocks if block.type == "tool_use"]
+    for path, block in turn.blocks[len(texts) :]:
+        if block.type == "text":
+            raise InvalidRequest(f"{path} is text after a tool_use, which the model's conversations cannot have.", path)
     content = text_content(texts or [""]) if texts or not calls else None
-    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+    translation.add(turn.path, {"role": "assistant", "content": content})
+    for path, block in calls:
+        translation.add_call(path, block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+
+
+def _continue_last_message(translation: ChatTranslation) -> None:
+    """What the assistant has begun to say, it goes on to say. Raises InvalidRequest where it has called a tool."""
+    last, path = translation.messages[-1], translation.origins[-1]
+    if last["role"] != "assistant":
+        return
+    if "tool_calls" in last:
+        raise InvalidRequest(f"{path} has a tool_use that no tool_result follows.", path)
+    if not last["content"]:
+        raise InvalidRequest(f"{path}.content must not be empty, for the answer goes on from it.", f"{path}.content")
+    translation.fields |= {"continue_final_message": True, "add_generation_prompt": False}
 
 
 def _tool_result(content: list[TextBlock] | None, is_error: bool | None) -> str | list[dict[str, str]]:
@@ -150,7 +159,7 @@ def _tools(request: ConversationFields) -> dict[str, Any]:
     if choice is None or (not tools and choice.type in ("auto", "none")):
         return {"tools": tools or None}
     if choice.type == "tool":
-        chosen: Any = {"type": "function", "function": {"name": choice.name}}
+        chosen: Any = chosen_function(choice.name)
     else:
         chosen = {"auto": "auto", "any": "required", "none": "none"}[choice.type]
     return {"tools": tools, "tool_choice": chosen, "parallel_tool_calls": not choice.disable_parallel_tool_use}

@@ -6,13 +6,17 @@ Takes a while: runs in a thread, off the event loop. Knows no HTTP and no engine
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.chat_preparation import conversation_tokens, prepare_conversation
-from server.chat_translation import ChatTranslation, CountedPrompt, fields_of, function_tool, text_content
-from server.errors import InvalidRequest
+from server.chat_translation import (
+    ChatTranslation,
+    CountedPrompt,
+    chosen_function,
+    fields_of,
+    function_tool,
+    text_content,
+)
 from server.preparation import PreparedRequest
 from server.protocol.fields import parse_body
 from server.protocol.responses_api import (
-    FunctionTool,
     InputFields,
     InputItem,
     InputTokensRequest,
@@ -55,20 +59,14 @@ def prepare_response(body: bytes, model: ServedModel) -> PreparedResponse:
         "top_logprobs": request.top_logprobs if request.wants_logprobs else None,
         "top_p": request.top_p,
     }
-    with translation.naming():
-        prepared = prepare_conversation(translation.chat_request(), model)
-    changed = {"ignored_fields": tuple(request.ignored_fields())}
-    return PreparedResponse(**(fields_of(prepared) | changed), asked=request.model_copy(update={"input": []}))
+    prepared = translation.prepare(model, request.ignored_fields())
+    return PreparedResponse(**fields_of(prepared), asked=request.model_copy(update={"input": []}))
 
 
 def count_input_tokens(body: bytes, model: ServedModel) -> CountedPrompt:
     """How many tokens the prompt of a response has. Raises ApiError for what is wrong with the body."""
     request = parse_body(InputTokensRequest, body)
-    model.check_name(request.model)
-    translation = _translate(request)
-    with translation.naming():
-        num_tokens = len(conversation_tokens(translation.chat_request(), model))
-    return CountedPrompt(num_tokens, tuple(request.ignored_fields()))
+    return _translate(request).count(model, request.ignored_fields())
 
 
 def _translate(request: InputFields) -> ChatTranslation:
@@ -91,13 +89,9 @@ def _translate(request: InputFields) -> ChatTranslation:
 def _add(translation: ChatTranslation, path: str, item: InputItem) -> None:
     """An item as a message of the chat. Functions that are called in a row make one, with what was said before them."""
     if item.type == "function_call":
-        function = {"name": item.name, "arguments": item.arguments}
-        call = {"id": item.call_id, "type": "function", "function": function}
-        last = translation.messages[-1] if translation.messages else {}
-        if last.get("role") == "assistant":
-            last.setdefault("tool_calls", []).append(call)
-        else:
-            translation.add(path, {"role": "assistant", "content": None, "tool_calls": [call]})
+        if not translation.messages or translation.messages[-1]["role"] != "assistant":
+            translation.add(path, {"role": "assistant", "content": None})
+        translation.add_call(path, item.call_id, item.name, item.arguments)
     elif item.type == "function_call_output":
         output = text_content([part.said for part in item.output or []] or [""])
         translation.add(path, {"role": "tool", "tool_call_id": item.call_id, "content": output})
@@ -115,34 +109,17 @@ def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
 
 def _tools(request: InputFields) -> dict[str, Any]:
     """The fields `tools`, `tool_choice` and `parallel_tool_calls` of a chat."""
-    tools = request.tools or []
-    choice: Any = None
-    if request.tool_choice is not None:
-        tools = _allowed_tools(tools, request.tool_choice)
-        choice = _chat_tool_choice(request.tool_choice)
-    if not tools and choice in ("auto", "none"):
-        choice = None
     return {
-        "tools": [function_tool(t.name, t.description, t.parameters, t.strict) for t in tools] or None,
-        "tool_choice": choice,
+        "tools": [function_tool(t.name, t.description, t.parameters, t.strict) for t in request.tools or []] or None,
+        "tool_choice": None if request.tool_choice is None else _chat_tool_choice(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
     }
 
 
-def _chat_tool_choice(choice: ToolChoice) -> str | dict[str, Any] | None:
+def _chat_tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     if choice.type == "function":
-        return {"type": "function", "function": {"name": choice.name}}
-    return choice.mode if choice.type == "allowed_tools" else choice.type
-
-
-def _allowed_tools(tools: list[FunctionTool], choice: ToolChoice) -> list[FunctionTool]:
-    """Those that may be called: the model need not know the others."""
+        return chosen_function(choice.name)
     if choice.type != "allowed_tools":
-        return tools
-    known = {tool.name for tool in tools}
-    names = [allowed.name for allowed in choice.tools or []]
-    for index, name in enumerate(names):
-        if name not in known:
-            at = f"tool_choice.tools[{index}].name"
-            raise InvalidRequest(f"{at} is {name[:64]!r}, which is none of the tools.", at)
-    return [tool for tool in tools if tool.name in names]
+        return choice.type
+    allowed = {"mode": choice.mode, "tools": [chosen_function(tool.name) for tool in choice.tools or []]}
+    return {"type": "allowed_tools", "allowed_tools": allowed}

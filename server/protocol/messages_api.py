@@ -10,10 +10,10 @@ from pydantic import BeforeValidator, Field
 
 from server.errors import InvalidRequest
 from server.protocol.parts import Part, PartAt, TranslatedRequest
+from server.protocol.tools import MAX_TOOLS
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 256  # of one message
-MAX_TOOLS = 1024
 _MAX_INT = 2**63 - 1
 _TYPES_OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "tool_use"), "system": ("text",)}
 _REQUIRED_OF_TYPE = {"text": ("text",), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}

@@ -12,10 +12,10 @@ from server.errors import InvalidRequest
 from server.protocol.field_types import invalid
 from server.protocol.fields import MAX_LABEL, MAX_LOGPROBS, MAX_METADATA
 from server.protocol.parts import SAMPLING_FIELDS, Part, PartAt, TranslatedRequest
+from server.protocol.tools import MAX_TOOLS
 
 MAX_ITEMS = 4096
 MAX_PARTS = 256  # of one item
-MAX_TOOLS = 1024
 _MAX_INT = 2**63 - 1
 _MAX_KEY = 64
 _MAX_VALUE = 512
