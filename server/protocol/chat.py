@@ -21,6 +21,7 @@ MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 256
 MAX_DOCUMENTS = 1024
 MAX_TEMPLATE_VARIABLES = 64
+_PART_FIELDS = ("type", "text", "prompt_cache_breakpoint")  # the last one is a hint for hosted caches
 
 
 def _check_content(content: object) -> object:
@@ -84,7 +85,7 @@ class ChatMessage(BaseModel):
         names = [name for name in self.model_extra or {} if name not in self.neutral]
         if isinstance(self.content, list):
             for index, part in enumerate(self.content):
-                names += [f"content[{index}].{name}" for name in part if name not in ("type", "text")]
+                names += [f"content[{index}].{name}" for name in part if name not in _PART_FIELDS]
         for index, call in enumerate(self.tool_calls or []):
             names += [f"tool_calls[{index}].{name}" for name in call.ignored_fields()]
         return names
@@ -102,7 +103,9 @@ class ChatCompletionRequest(GenerationFields):
         "include_reasoning": (True,),
         "mm_processor_kwargs": (),
         "modalities": (["text"],),
+        "moderation": (),
         "prediction": (),
+        "prompt_cache_options": (),
         "store": (False,),
         "verbosity": ("medium",),
         "web_search_options": (),
@@ -147,9 +150,9 @@ class ChatCompletionRequest(GenerationFields):
 
     def refuse_unsupported(self) -> None:
         """Refuse what this server knows and cannot do, and what contradicts itself. Raises InvalidRequest."""
-        for name, message in _REFUSALS.items():
+        for name, reason in _REFUSALS.items():
             if (self.model_extra or {}).get(name) not in (None, *self.neutral[name]):
-                raise InvalidRequest(message, name)
+                raise InvalidRequest(reason, name)
         super().refuse_unsupported()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")

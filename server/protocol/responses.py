@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -119,12 +120,29 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class ChatFunction(msgspec.Struct, frozen=True):
+    """What is called; in a stream the name comes first, then the arguments piece by piece."""
+
+    arguments: str  # JSON
+    name: str | UnsetType = UNSET
+
+
+class ChatToolCall(msgspec.Struct, frozen=True):
+    """A call of a function, or in a stream the next piece of it."""
+
+    function: ChatFunction
+    index: int | UnsetType = UNSET  # in a stream
+    id: str | UnsetType = UNSET  # with the first piece
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     """A whole answer, or in a stream the next piece of it."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -133,7 +151,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET  # as in a CompletionChoice
     token_ids: list[int] | UnsetType = UNSET
 
@@ -159,7 +177,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET  # as in a CompletionChoice
     token_ids: list[int] | UnsetType = UNSET
 

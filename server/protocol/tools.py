@@ -63,7 +63,7 @@ def _parse_tool_choice(value: object) -> object:
     if value is None or isinstance(value, ToolChoice):
         return value
     if value in ("none", "auto", "required"):
-        return ToolChoice(value)  # type: ignore[arg-type]
+        return ToolChoice(value)
     if isinstance(value, dict) and value.get("type") == "function" and set(value) == {"type", "function"}:
         return ToolChoice("required", (_name_of(value, "tool_choice"),), is_named=True)
     if isinstance(value, dict) and value.get("type") == "allowed_tools" and set(value) == {"type", "allowed_tools"}:

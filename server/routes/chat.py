@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from server.chat_output import ChatEvent, ChatOutput, ContentDelta, ToolCallArguments, ToolCallBegin
 from server.chat_preparation import prepare_chat
 from server.edge import CurrentEdge
 from server.errors import ApiError
@@ -18,8 +19,10 @@ from server.protocol.responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatFunction,
     ChatLogprobs,
     ChatMessage,
+    ChatToolCall,
     Usage,
     to_json,
     to_raw,
@@ -27,7 +30,6 @@ from server.protocol.responses import (
 from server.protocol.shaping import (
     chat_logprobs,
     chunk_usage,
-    finish_reason,
     prompt_logprobs,
     stop_reason,
     timings,
@@ -58,23 +60,12 @@ class ChatWriter:
         """For the answer to `request`."""
         self._request = request
         self._head = head
+        self._output = ChatOutput(request)
         self._begun: set[int] = set()  # choices
 
     def whole(self, results: list[ChoiceResult], counts: TokenCounts) -> ChatCompletion:
         """All choices at once."""
-        choices = [
-            to_raw(
-                ChatChoice(
-                    index,
-                    ChatMessage("assistant", result.text, None),
-                    self._logprobs(result.tokens),
-                    finish_reason(result.finish_reason),
-                    stop_reason=stop_reason(result),
-                    token_ids=self._token_ids(result.token_ids),
-                )
-            )
-            for index, result in enumerate(results)
-        ]
+        choices = [to_raw(self._choice(index, result)) for index, result in enumerate(results)]
         head = self._head
         scored = self._request.prompt_logprobs is not None
         return ChatCompletion(
@@ -89,20 +80,47 @@ class ChatWriter:
             prompt_token_ids=self._prompt_token_ids(),
         )
 
+    def _choice(self, index: int, result: ChoiceResult) -> ChatChoice:
+        chat_answer = self._output.whole(result)
+        calls = [
+            ChatToolCall(ChatFunction(call.arguments, call.name), id=call.call_id, type="function")
+            for call in chat_answer.tool_calls
+        ]
+        return ChatChoice(
+            index,
+            ChatMessage("assistant", chat_answer.content, None, calls or UNSET),
+            self._logprobs(result.tokens),
+            chat_answer.finish_reason,
+            stop_reason=stop_reason(result),
+            token_ids=self._token_ids(result.token_ids),
+        )
+
     def delta(self, delta: ChoiceDelta, counts: TokenCounts) -> list[bytes]:
-        """The next piece of one choice."""
+        """The next piece of one choice: none while the text may still become a tool call."""
         first = delta.index not in self._begun
+        events = self._output.push(delta)
+        if not (first or events or delta.tokens or delta.finish_reason or self._request.return_token_ids):
+            return []
         self._begun.add(delta.index)
         choice = ChatChunkChoice(
             delta.index,
-            ChatMessage("assistant" if first else UNSET, delta.text if delta.text or first else UNSET),
+            self._message(events, first=first),
             self._logprobs(delta.tokens),
-            finish_reason(delta.finish_reason),
+            self._output.finish_reason(delta),
             stop_reason=UNSET if delta.finish_reason is None else stop_reason(delta),
             token_ids=self._token_ids(delta.token_ids),
         )
         counted = chunk_usage(self._request, counts)
         return [self._chunk([choice], counted, counts, self._prompt_token_ids() if first else UNSET)]
+
+    def _message(self, events: Sequence[ChatEvent], *, first: bool) -> ChatMessage:
+        """What a delta shows. The first one names the speaker, and says at once that there may be no content."""
+        nothing = None if self._request.answer_form.tool_format is not None else ""
+        content = "".join(event.text for event in events if isinstance(event, ContentDelta))
+        calls = _tool_call_pieces(events)
+        return ChatMessage(
+            "assistant" if first else UNSET, content or (nothing if first else UNSET), tool_calls=calls or UNSET
+        )
 
     def end(self, counts: TokenCounts) -> list[bytes]:
         """The counts, where they are wanted, and the end."""
@@ -140,6 +158,21 @@ class ChatWriter:
 
     def _prompt_token_ids(self) -> list[int] | UnsetType:
         return list(self._request.prompts[0].token_ids) if self._request.return_token_ids else UNSET
+
+
+def _tool_call_pieces(events: Sequence[ChatEvent]) -> list[ChatToolCall]:
+    """One piece for each call: its beginning and its arguments, as far as they came."""
+    begun = {event.position: event for event in events if isinstance(event, ToolCallBegin)}
+    arguments: dict[int, str] = dict.fromkeys(begun, "")
+    for event in events:
+        if isinstance(event, ToolCallArguments):
+            arguments[event.position] = arguments.get(event.position, "") + event.text
+    return [
+        ChatToolCall(ChatFunction(text, begun[position].name), position, begun[position].call_id, "function")
+        if position in begun
+        else ChatToolCall(ChatFunction(text), position)
+        for position, text in arguments.items()
+    ]
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest))
