@@ -21,7 +21,7 @@ from server.errors import (
     RouteNotFound,
     ServiceUnavailable,
 )
-from server.protocol.messages_answers import MESSAGES_PATH, error_body, error_status
+from server.protocol.messages_answers import error_body, error_status, is_messages_path
 from server.protocol.responses import to_json
 
 logger = logging.getLogger("octavo.edge")
@@ -49,7 +49,7 @@ def error_response(error: Exception, path: str = "") -> Response:
     """The HTTP response for an exception, in the shape of the API that `path` belongs to."""
     answer = as_api_error(error)
     body, status = answer.body(), answer.status
-    if f"{MESSAGES_PATH}/" in f"{path}/":  # after the prefix of a proxy, if there is one
+    if is_messages_path(path):
         body, status = error_body(answer), error_status(answer)
     return Response(to_json(body), status, dict(answer.headers), "application/json")
 

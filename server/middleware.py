@@ -16,9 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.error_responses import CLIENT_CLOSED_REQUEST, error_response
 from server.errors import InternalError, InvalidApiKey
 from server.metrics import ServerMetrics
+from server.protocol.messages_answers import is_messages_path
 
 LIVENESS_PATH = "/health/live"
 REQUEST_ID_HEADER = "x-request-id"
+MESSAGES_REQUEST_ID_HEADER = "request-id"  # as Anthropic's clients look for it
 _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _UNMATCHED = "unmatched"
@@ -40,7 +42,8 @@ class ApiKeys:
         if scope["type"] != "http" or not self._keys or scope["path"] == LIVENESS_PATH or self._is_known(scope):
             await self._app(scope, receive, send)
             return
-        answer = error_response(InvalidApiKey("The Authorization header must carry a valid key: Bearer <key>."))
+        error = InvalidApiKey("The Authorization header must carry a valid key: Bearer <key>.")
+        answer = error_response(error, scope["path"])
         await answer(scope, receive, send)
 
     def _is_known(self, scope: Scope) -> bool:
@@ -74,7 +77,10 @@ class Observation:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                if is_messages_path(scope["path"]):
+                    headers[MESSAGES_REQUEST_ID_HEADER] = request_id
             await send(message)
 
         try:
@@ -82,7 +88,7 @@ class Observation:
         except Exception as error:
             if status != CLIENT_CLOSED_REQUEST:  # too late for an answer; the server closes the connection
                 raise
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope["path"])(scope, receive, send_with_id)
             status = InternalError.status
         finally:
             self._record(scope, status, time.perf_counter() - started, request_id)

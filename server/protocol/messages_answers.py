@@ -127,6 +127,11 @@ class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_st
 MessageEvent = MessageStart | ContentBlockStart | ContentBlockDelta | ContentBlockStop | MessageDelta | MessageStop
 
 
+def is_messages_path(path: str) -> bool:
+    """A path of this API, after the prefix of a proxy if there is one."""
+    return f"{MESSAGES_PATH}/" in f"{path}/"
+
+
 def error_status(error: ApiError) -> int:
     """The status of an error. This API has a number of its own for a server that takes no requests for a while."""
     return _OVERLOADED if isinstance(error, ServiceUnavailable) else error.status

@@ -11,7 +11,8 @@ from starlette.responses import Response as HttpResponse
 from server.chat_output import ChatOutput
 from server.disconnect import until_disconnect
 from server.edge import CurrentEdge
-from server.errors import ApiError
+from server.engine_client import RequestRejected
+from server.errors import ApiError, InvalidRequest
 from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
 from server.preparation import PreparedRequest
 from server.protocol.response_objects import (
@@ -39,6 +40,8 @@ from server.routes.generating import Head, answer, chunk_event, ignored_fields_h
 from server.routes.openapi import body_of
 
 router = APIRouter(tags=["generation"])
+
+_ENGINE_FIELDS = {"max_tokens": "max_output_tokens", "prompt": "input"}
 
 
 class ResponsesRoute:
@@ -171,7 +174,11 @@ def _usage(counts: TokenCounts) -> ResponseUsage:
 @router.post("/v1/responses", openapi_extra=body_of(ResponsesRequest))
 async def create_response(request: Request, edge: CurrentEdge) -> HttpResponse:
     """Continue a conversation, which comes whole: nothing is stored."""
-    return await answer(request, edge, ResponsesRoute())
+    try:
+        return await answer(request, edge, ResponsesRoute())
+    except RequestRejected as rejected:  # the engine knows the older names of the fields
+        message = str(rejected).replace("max_tokens", "max_output_tokens")
+        raise InvalidRequest(message, _ENGINE_FIELDS.get(rejected.param, rejected.param)) from None
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_of(InputTokensRequest))

@@ -106,7 +106,7 @@ def _count_tokens(target: Target) -> str:
 def _errors(target: Target) -> None:
     request = {"model": target.model, "messages": CAPITAL, "max_tokens": 4}
     with client_of(target) as client:
-        for change in ({"temperature": -1}, {"messages": []}, {"max_tokens": 0}):
+        for change in ({"temperature": -1}, {"messages": []}, {"max_tokens": -1}):
             try:
                 client.messages.create(**request, extra_body=change)
             except anthropic.BadRequestError as error:
