@@ -87,6 +87,9 @@ class FakeEngine:
         self.bursts = bursts  # all updates at once, before anyone can react to the first
         self.dies_after: int | None = None  # updates
         self.rejects: str | None = None  # the message
+        self.logprob_of: Callable[[int], float] = lambda _token_id: -0.5
+        self.num_cached_tokens = 0  # of each prompt
+        self.num_recomputed_tokens = 0  # of each sequence
         self.is_down = False
         self.draining = False
         self.is_hung = False
@@ -179,7 +182,7 @@ class FakeEngine:
             return
         self.counts.prompt += len(message.prompt_token_ids)
         for start in range(1, len(message.prompt_token_ids), 3) if params.prompt_logprobs is not None else ():
-            scores = [score(t, params.prompt_logprobs or 0) for t in message.prompt_token_ids[start : start + 3]]
+            scores = [self._score(t, params.prompt_logprobs or 0) for t in message.prompt_token_ids[start : start + 3]]
             stream.put(SequenceUpdate(message.request_id, 0, prompt_logprobs=tuple(scores)))
         sources = {index: self._updates(message, index) for index in range(params.n)}
         while sources:
@@ -218,18 +221,19 @@ class FakeEngine:
                     request_id=message.request_id,
                     index=index,
                     token_ids=part,
-                    logprobs=() if params.logprobs is None else tuple(score(t, params.logprobs) for t in part),
+                    logprobs=() if params.logprobs is None else tuple(self._score(t, params.logprobs) for t in part),
                     finish_reason=("stop" if stopped else "length") if is_last else None,
                     stop_token_id=part[-1] if is_last and stopped else None,
+                    num_cached_tokens=self.num_cached_tokens if is_last else 0,
+                    num_recomputed_tokens=self.num_recomputed_tokens if is_last else 0,
                 )
             )
         return updates
 
-
-def score(token_id: int, num_top: int) -> TokenLogprobs:
-    """Made up, but the same for the same token."""
-    top = tuple(((token_id + rank) % 256, -0.5 - rank) for rank in range(num_top))
-    return TokenLogprobs(token_id, -0.5, top)
+    def _score(self, token_id: int, num_top: int) -> TokenLogprobs:
+        """Made up, but the same for the same token."""
+        logprob = self.logprob_of(token_id)
+        return TokenLogprobs(token_id, logprob, tuple(((token_id + i) % 256, logprob - i) for i in range(num_top)))
 
 
 def pooled(message: Submit) -> bytes:

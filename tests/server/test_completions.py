@@ -16,8 +16,10 @@ from server.metrics import ServerMetrics
 from server.preparation import PreparedPrompt, PreparedRequest
 from server.routes import generating
 from server.scored_tokens import ScoredToken
-from tests.data_files import emoji, mgsm_prompts, naughty_strings
+from server.token_ids import TokenIds
+from tests.data_files import emoji, grapheme_tests, mgsm_prompts, naughty_strings
 from tests.server.doubles import EOS, FakeEngine, byte_tokenizer, client_of, make_app, says
+from tests.server.text_oracle import decoded_so_far, whole_text
 
 
 async def complete(engine: FakeEngine, **body: object) -> dict:
@@ -301,19 +303,48 @@ def tokenizer():
 _TEXTS = st.one_of(
     st.text(max_size=40),
     st.sampled_from([*naughty_strings()[:200], *emoji()[::40], *(t for ts in mgsm_prompts().values() for t in ts[:1])]),
+    st.sampled_from(["".join(clusters) for clusters in grapheme_tests()]),
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(data=st.data(), text=_TEXTS, junk=st.binary(max_size=6), chunks=st.lists(st.integers(1, 7), min_size=1))
-async def test_stream_equals_whole_answer(tokenizer, data, text, junk, chunks):
-    """Any text, any stop strings, cut into any updates: deltas never take anything back."""
-    spoken = text.encode() + junk
+@st.composite
+def _answers(draw: st.DrawFn) -> tuple[list[int], PreparedRequest]:
+    """What an engine says, any bytes and special tokens, and a request that cuts it anywhere."""
+    text = draw(_TEXTS)
+    spoken = [*text.encode(), *draw(st.binary(max_size=6))]
+    for place in draw(st.lists(st.integers(0, len(spoken)), max_size=2)):
+        spoken.insert(place, 256)
     pieces = st.builds(lambda i, j: text[i : i + j], st.integers(0, max(0, len(text) - 1)), st.integers(1, 4))
-    stops = data.draw(st.lists(st.one_of(pieces, st.text(min_size=1, max_size=4)).filter(bool), max_size=4))
-    max_tokens = data.draw(st.integers(0, len(spoken) + 2))
-    engine = FakeEngine(lambda _m, _i: [*spoken, EOS], chunks=chunks, bursts=data.draw(st.booleans()))
-    request = _request(tuple(stops), max_tokens)
+    stops = draw(st.lists(st.one_of(pieces, st.text(min_size=1, max_size=4)).filter(bool), max_size=4))
+    params = SamplingParams(
+        max_tokens=draw(st.integers(0, len(spoken) + 2)),
+        logprobs=1,
+        stop_token_ids=tuple(draw(st.lists(st.sampled_from(spoken or [1]), max_size=1))),
+        min_tokens=draw(st.sampled_from([0, 0, 1, 3, 20])),
+    )
+    request = PreparedRequest(
+        model="m",
+        prompts=(PreparedPrompt(TokenIds((1, 2)), None, params),),
+        n=1,
+        stop=tuple(stops),
+        logprobs=1,
+        stream=False,
+        include_usage=False,
+        return_token_ids=True,
+        ignored_fields=(),
+        include_stop=draw(st.booleans()),
+        skip_special_tokens=draw(st.booleans()),
+        stop_token_ids=params.stop_token_ids,
+    )
+    return spoken, request
+
+
+@settings(max_examples=200, deadline=None)
+@given(answer=_answers(), chunks=st.lists(st.integers(1, 7), min_size=1), bursts=st.booleans())
+async def test_stream_equals_whole_answer(tokenizer, answer, chunks, bursts):
+    """Any text, any stop strings, cut into any updates: deltas never take anything back."""
+    spoken, request = answer
+    engine = FakeEngine(lambda _m, _i: [*spoken, EOS], chunks=chunks, bursts=bursts)
 
     def generation() -> Generation:
         return Generation(request, f"r{len(engine.submitted)}", engine, tokenizer, ServerMetrics("m", engine), 0.0)
@@ -323,34 +354,44 @@ async def test_stream_equals_whole_answer(tokenizer, data, text, junk, chunks):
     assert "".join(delta.text for delta in deltas) == whole.text
     assert [token for delta in deltas for token in delta.tokens] == whole.tokens
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
-    assert deltas[-1].finish_reason == whole.finish_reason
+    last = deltas[-1]
+    assert (last.finish_reason, last.stop_string, last.stop_token_id) == (
+        whole.finish_reason,
+        whole.stop_string,
+        whole.stop_token_id,
+    )
     assert [token_id for delta in deltas for token_id in delta.token_ids] == whole.token_ids
-    assert whole.token_ids == [*spoken, EOS][: len(whole.token_ids)]
-
-    full = spoken[:max_tokens].decode("utf-8", "replace")
-    assert full.startswith(whole.text)
-    assert not any(stop in whole.text for stop in stops)
-    if not any(stop in full for stop in stops):
-        assert whole.text == full
-    else:
-        assert whole.finish_reason == "stop"
-    _check_tokens(whole.text, whole.tokens)
     assert engine.open_requests == []
 
+    ids, ender = _generated(spoken, request)
+    assert whole.token_ids == ids[: len(whole.token_ids)]
+    shown = ids[:-1] if ender is not None and not request.include_stop else ids
+    hidden = tokenizer.special_token_ids if request.skip_special_tokens else ()
+    parts = [b"" if i in hidden else tokenizer.token_bytes(i) for i in shown]
+    min_tokens = request.prompts[0].params.min_tokens
+    num_spared = len(decoded_so_far(b"".join(parts[:min_tokens])))
+    if len(parts) < min_tokens:
+        num_spared = len(b"".join(parts).decode("utf-8", "replace"))
+    expected = whole_text(b"".join(parts), request.stop, request.include_stop, num_spared)
+    assert (whole.text, whole.stop_string) == expected
+    if whole.stop_string is not None:
+        assert (whole.finish_reason, whole.stop_token_id) == ("stop", None)
+    else:
+        assert whole.token_ids == ids
+        assert whole.finish_reason == ("length" if ender is None else "stop")
+        assert whole.stop_token_id == (ender if ender in request.stop_token_ids else None)
+    if request.skip_special_tokens:
+        _check_tokens(whole.text, [token for token in whole.tokens if token.token_id not in hidden])
 
-def _request(stop: tuple[str, ...], max_tokens: int) -> PreparedRequest:
-    prompt = PreparedPrompt((1, 2), None, SamplingParams(max_tokens=max_tokens, logprobs=1))
-    return PreparedRequest(
-        model="m",
-        prompts=(prompt,),
-        n=1,
-        stop=stop,
-        logprobs=1,
-        stream=False,
-        include_usage=False,
-        return_token_ids=True,
-        ignored_fields=(),
-    )
+
+def _generated(spoken: list[int], request: PreparedRequest) -> tuple[list[int], int | None]:
+    """The tokens that the engine generates, and the one that ends them, if one does."""
+    params = request.prompts[0].params
+    ids = [*spoken, EOS][: params.max_tokens]
+    for place, token_id in enumerate(ids):
+        if token_id == EOS or token_id in params.stop_token_ids:
+            return ids[: place + 1], token_id
+    return ids, None
 
 
 def _check_tokens(text: str, tokens: list[ScoredToken]) -> None:

@@ -11,22 +11,12 @@ from hypothesis import strategies as st
 from server.detokenizer import Detokenizer
 from tests import data_files
 from tests.server.real_tokenizers import gemma3, smollm2
+from tests.server.text_oracle import decoded_so_far, whole_text
 
 
 def made_up_tokenizer(pieces: Sequence[bytes], special_ids: frozenset[int] = frozenset()) -> Any:
     """Token i has the bytes `pieces[i]`."""
     return SimpleNamespace(token_bytes=lambda token_id: pieces[token_id], special_token_ids=special_ids)
-
-
-def whole_text(data: bytes, stops: Sequence[str], include_stop: bool = False) -> tuple[str, str | None]:
-    """The oracle: the stop that is complete first ends the text, the longest of those complete at once."""
-    text = data.decode("utf-8", "replace")
-    for end in range(1, len(text) + 1):
-        complete = [stop for stop in stops if stop and text[:end].endswith(stop)]
-        if complete:
-            longest = max(complete, key=len)
-            return text[: end if include_stop else end - len(longest)], longest
-    return text, None
 
 
 def pending_chars(text: str, stops: Sequence[str]) -> int:
@@ -57,22 +47,29 @@ def cut_sequences(draw: st.DrawFn) -> tuple[list[bytes], list[list[int]]]:
     return pieces, [list(range(start, end)) for start, end in bounds]
 
 
-@settings(max_examples=1500, deadline=None)
-@given(sequence=cut_sequences(), stops=STOPS, include_stop=st.booleans())
+@settings(max_examples=700, deadline=None)
+@given(sequence=cut_sequences(), stops=STOPS, include_stop=st.booleans(), min_tokens=st.integers(0, 6))
 def test_joined_steps_are_the_whole_text(
-    sequence: tuple[list[bytes], list[list[int]]], stops: list[str], include_stop: bool
+    sequence: tuple[list[bytes], list[list[int]]], stops: list[str], include_stop: bool, min_tokens: int
 ) -> None:
     pieces, pushes = sequence
-    detokenizer = Detokenizer(made_up_tokenizer(pieces), stops, include_stop)
+    detokenizer = Detokenizer(made_up_tokenizer(pieces), stops, include_stop, min_tokens=min_tokens)
     text = stream(detokenizer, pushes)
-    assert (text, detokenizer.stopped) == whole_text(b"".join(pieces), stops, include_stop)
+    data = b"".join(pieces)
+    # What the first `min_tokens` tokens complete ends nothing.
+    num_spared = len(decoded_so_far(b"".join(pieces[:min_tokens])))
+    if len(pieces) < min_tokens:
+        num_spared = len(data.decode("utf-8", "replace"))
+    assert (text, detokenizer.stopped) == whole_text(data, stops, include_stop, num_spared)
 
 
 @settings(max_examples=600, deadline=None)
-@given(sequence=cut_sequences(), stops=STOPS)
-def test_no_more_is_held_back_than_must_be(sequence: tuple[list[bytes], list[list[int]]], stops: list[str]) -> None:
+@given(sequence=cut_sequences(), stops=STOPS, min_tokens=st.integers(0, 6))
+def test_no_more_is_held_back_than_must_be(
+    sequence: tuple[list[bytes], list[list[int]]], stops: list[str], min_tokens: int
+) -> None:
     pieces, pushes = sequence
-    detokenizer = Detokenizer(made_up_tokenizer(pieces), stops)
+    detokenizer = Detokenizer(made_up_tokenizer(pieces), stops, min_tokens=min_tokens)
     sent, data = "", b""
     for ids in pushes:
         step = detokenizer.push(ids)
@@ -82,19 +79,6 @@ def test_no_more_is_held_back_than_must_be(sequence: tuple[list[bytes], list[lis
         data += b"".join(pieces[i] for i in ids)
         decoded = decoded_so_far(data)
         assert sent == decoded[: len(decoded) - pending_chars(decoded, stops)]
-
-
-def decoded_so_far(data: bytes) -> str:
-    """Without the tail that could still become one character, found by trying every continuation that UTF-8 allows."""
-    for length in range(min(3, len(data)), 0, -1):
-        tail = data[len(data) - length :]
-        for more in (b"\x80", b"\xbf", b"\x80\x80", b"\xbf\xbf", b"\x80\x80\x80", b"\xbf\xbf\xbf"):
-            try:
-                if len((tail + more).decode()) == 1:
-                    return data[: len(data) - length].decode("utf-8", "replace")
-            except UnicodeDecodeError:
-                continue
-    return data.decode("utf-8", "replace")
 
 
 @settings(max_examples=300, deadline=None)
