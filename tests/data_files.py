@@ -104,6 +104,47 @@ def schema_tests() -> tuple[dict[str, Any], ...]:
 
 
 @cache
+def function_calls() -> tuple[dict[str, Any], ...]:
+    """75 questions for functions: rows of `id`, `messages`, `tools` (OpenAI's form) and `calls` ([name, arguments])."""
+    return tuple(
+        {
+            "id": row["id"],
+            "messages": row["messages"],
+            "tools": [{"type": "function", "function": _json_schema_types(function)} for function in row["functions"]],
+            "calls": [
+                [name, _first(arguments)] for call in row["ground_truth"] or () for name, arguments in call.items()
+            ],
+        }
+        for row in _json_lines("bfcl/calls_75.jsonl")
+    )
+
+
+def _json_schema_types(schema: Any) -> Any:
+    """The same with the types that JSON Schema has."""
+    if isinstance(schema, list):
+        return [_json_schema_types(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    renamed = {"dict": "object", "float": "number", "tuple": "array"}
+    return {
+        key: renamed.get(value, value) if key == "type" and isinstance(value, str) else _json_schema_types(value)
+        for key, value in schema.items()
+        if (key, value) != ("type", "any")
+    }
+
+
+def _first(arguments: dict[str, list[Any]]) -> dict[str, Any]:
+    """Of each argument the first value that is accepted; none where the first is that it is absent."""
+    chosen = {name: values[0] for name, values in arguments.items() if values and values[0] != ""}
+    return {
+        name: _first(value)
+        if isinstance(value, dict) and all(isinstance(inner, list) for inner in value.values())
+        else value
+        for name, value in chosen.items()
+    }
+
+
+@cache
 def mixed_prompts() -> tuple[str, ...]:
     """30 prompts of every kind (English, mathematics, code, ten other languages), for runs that must be short."""
     foreign = [texts[index] for index, texts in enumerate(list(mgsm_prompts().values())[1:])]
