@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 FORBIDDEN = float("-inf")
 _ELEMENTS_AT_ONCE = 1 << 22  # of temporaries: a full batch with a large vocabulary would need a gigabyte otherwise
@@ -78,12 +79,14 @@ def _forbid(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -
 
 
 def _keep_allowed(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    """A table turns each byte into eight addends: on a CPU six times as fast as filling where a bit is not set."""
     vocab_size = logits.shape[1]
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    bytes_ = torch.arange(256, device=logits.device)[:, None]
+    bits = (bytes_ >> torch.arange(8, device=logits.device)) & 1
+    addends_of_byte = logits.new_zeros(256, 8).masked_fill_(bits == 0, FORBIDDEN)
     for part in _parts(len(rows), vocab_size):
-        bits = (masks[part, :, None] >> shifts) & 1  # [num_rows, num_bytes, 8]
-        is_forbidden = bits.flatten(1)[:, :vocab_size] == 0
-        logits.index_copy_(0, rows[part], logits[rows[part]].masked_fill_(is_forbidden, FORBIDDEN))
+        addends = functional.embedding(masks[part].int(), addends_of_byte)  # [num_rows, num_bytes, 8]
+        logits.index_add_(0, rows[part], addends.flatten(1)[:, :vocab_size])
 
 
 def _parts(num_rows: int, row_size: int) -> Iterator[slice]:
