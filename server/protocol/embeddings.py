@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from pydantic import BeforeValidator, Field
 
-from server.protocol.fields import RequestFields
+from server.protocol.fields import MAX_LABEL, RequestFields
 from server.protocol.prompts import PROMPTS_SCHEMA, Prompt, parse_prompts
 
 
@@ -47,6 +47,7 @@ class EmbeddingRequest(RequestFields):
     add_special_tokens: bool | None = Field(
         None, description="Put the model's beginning and end tokens around a text where it wants them: the default."
     )
+    user: str | None = Field(None, max_length=MAX_LABEL, description="A label, which changes nothing.")
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True):
