@@ -118,18 +118,16 @@ def _allowed_token_ids(
 
 
 def _bad_words(request: GenerationFields, model: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is spelled at the beginning of a text and, if that is one token too, after a space.
+    """Each word as it is spelled at the beginning of a text and after a space.
 
-    The rule is vLLM's: where the spelling after a space is longer or begins with the same token, the first covers it.
+    Unlike vLLM, which leaves it out then, also where a word after a space takes fewer tokens or more.
     """
     spellings: list[tuple[int, ...]] = []
     for word in request.bad_words:
-        bare = word.lstrip() or word
-        first = model.tokenise(bare, "bad_words", add_special_tokens=False)
-        after_space = model.tokenise(f" {bare}", "bad_words", add_special_tokens=False)
-        if first:
-            spellings.append(first)
-        if after_space and len(after_space) == len(first) and after_space[0] != first[0]:
-            spellings.append(after_space)
+        bare = word.lstrip()
+        first = model.tokenise(bare or word, "bad_words", add_special_tokens=False)
+        after_space = model.tokenise(f" {bare}", "bad_words", add_special_tokens=False) if bare else first
+        # Where the second ends with the first, whoever completes it completes the first as well.
+        spellings += [first] if after_space[-len(first) :] == first else [first, after_space]
     model.check_token_ids(tuple(token_id for spelling in spellings for token_id in spelling), "bad_words")
-    return tuple(dict.fromkeys(spellings))
+    return tuple(dict.fromkeys(filter(None, spellings)))
