@@ -53,6 +53,10 @@ class MarkupReader:
 
     def finish(self) -> list[ChatEvent]:
         """End the answer: what was held back and is no call, is content."""
+        if self._state == self._in_call and not self._call.has_begun and self._is_unmarked:
+            self._reread()
+            while self._state():
+                pass
         if self._state == self._in_call:
             rest = "" if self._call.has_begun else self._raw + self._call.raw + self._call.rest
         elif self._state == self._in_region:
@@ -153,7 +157,9 @@ class MarkupReader:
         if call.status == "open":
             return False
         self._unread = call.rest
-        if call.has_begun:
+        if not call.has_begun and self._is_unmarked:
+            self._reread()
+        elif call.has_begun:
             self._is_after_call = True
             self._state = self._in_region
         else:
@@ -161,6 +167,17 @@ class MarkupReader:
             self._raw = ""
             self._state = self._in_content
         return True
+
+    @property
+    def _is_unmarked(self) -> bool:
+        """Whether the answer began as a bare call does, and has come no further."""
+        return self._markup.bare and not self._num_calls and not self._raw.strip(_WHITESPACE)
+
+    def _reread(self) -> None:
+        """What began as a bare call is none: read it again as content, in which there may be a marker."""
+        self._unread = self._raw + self._call.raw + self._call.rest
+        self._raw = ""
+        self._state = self._in_content
 
     def _new_id(self) -> str:
         if self._markup.short_ids:
