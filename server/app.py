@@ -3,18 +3,35 @@
 import time
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from kernels import __version__
-from server.config import Settings
+from server.api_keys import KeyRing, UnusableKeys
+from server.config import Settings, SettingsError
 from server.edge import Edge
 from server.engine_client import EngineClient
 from server.error_responses import add_error_handlers
 from server.metrics import ServerMetrics
-from server.middleware import ApiKeys, Observation
+from server.middleware import (
+    MESSAGES_REQUEST_ID_HEADER,
+    REQUEST_ID_HEADER,
+    ApiKeys,
+    Observation,
+    RequestLog,
+)
 from server.preparer import Preparer
 from server.routes import chat, completions, embeddings, messages, models, operations, responses, tokenization
+from server.routes.generating import IGNORED_FIELDS_HEADER, TRUNCATED_TOKENS_HEADER
 from server.served_model import longest_token
 from server.tokenizer import Tokenizer
+
+_EXPOSED_HEADERS = (
+    REQUEST_ID_HEADER,
+    MESSAGES_REQUEST_ID_HEADER,
+    IGNORED_FIELDS_HEADER,
+    TRUNCATED_TOKENS_HEADER,
+    "retry-after",
+)
 
 
 def create_app(
@@ -24,7 +41,7 @@ def create_app(
 
     `preparer` reads large requests in another process; without one they are read in threads of this one.
     """
-    app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
+    app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False, root_path=settings.root_path)
     metrics = ServerMetrics(settings.served_names[0], engine)
     app.state.edge = Edge(
         engine=engine,
@@ -39,6 +56,25 @@ def create_app(
         app.include_router(routes.router)
     add_error_handlers(app)
     # The last one added sees a request first.
-    app.add_middleware(ApiKeys, keys=settings.api_key)
+    app.add_middleware(ApiKeys, keys=key_ring(settings))
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+            expose_headers=_EXPOSED_HEADERS,
+        )
+    if settings.enable_log_requests:
+        app.add_middleware(RequestLog, max_bytes=settings.max_log_len)
     app.add_middleware(Observation, metrics=metrics)
     return app
+
+
+def key_ring(settings: Settings) -> KeyRing:
+    """The keys that the settings name. Raises SettingsError."""
+    try:
+        return KeyRing(settings.api_key, settings.api_key_file, settings.admin_api_key)
+    except UnusableKeys as error:
+        raise SettingsError(str(error)) from None

@@ -11,10 +11,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import ErrorDetails
+from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -28,7 +28,11 @@ ENV_PREFIX = "OCTAVO_"
 _SERVICE_LINK = re.compile(r"OCTAVO_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 _MAX_TOKENS = 1 << 24
-_SWITCHES = frozenset({"batch_invariant", "async_scheduling", "enforce_eager"})
+_SWITCHES = frozenset(
+    {"allow_credentials", "async_scheduling", "batch_invariant", "enable_log_requests", "enforce_eager"}
+)
+_LISTS = ("served_model_name", "api_key", "allowed_origins", "allowed_methods", "allowed_headers")
+_SECRETS = ("api_key", "admin_api_key")
 
 Names = Annotated[tuple[str, ...], NoDecode]  # from the environment: separated by commas, not JSON
 
@@ -58,6 +62,7 @@ class EngineConfig:
     batch_invariant: bool
     async_scheduling: bool | None  # None = on a GPU only
     enforce_eager: bool
+    log_level: str = "info"
 
 
 class Settings(BaseSettings):
@@ -96,8 +101,23 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every IPv4 one.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes any that is free.")
     api_key: Names = Field(
-        (), repr=False, description="Key that requests must carry; repeat it for more keys. Without it: no keys."
+        (),
+        repr=False,
+        description="Key that requests must carry, as key or name:key; repeat it for more keys. Without it: no keys.",
     )
+    api_key_file: Path | None = Field(
+        None, description="File of more keys, each on a line of its own; read again when it changes."
+    )
+    admin_api_key: str | None = Field(
+        None, repr=False, min_length=1, description="Key that opens every route, and alone opens /metrics."
+    )
+    allowed_origins: Names = Field(
+        (), description="Origin whose web pages may use the API (CORS), * for all; repeat it for more. Default: none."
+    )
+    allowed_methods: Names = Field(("*",), description="Method that such pages may use.")
+    allowed_headers: Names = Field(("*",), description="Request header that such pages may send.")
+    allow_credentials: bool = Field(False, description="Such pages may send cookies; needs origins by name.")
+    root_path: str = Field("", pattern=r"^(/[^/\s]+)*$", description="Path that a proxy puts before ours: /llm.")
     max_body_size: ByteSize = Field(
         ByteSize(16 << 20), ge=1024, le=1 << 30, description="Largest request body, in bytes or such as 16MiB."
     )
@@ -105,6 +125,8 @@ class Settings(BaseSettings):
         30.0, ge=0, le=86400, description="Seconds that running requests get to finish after SIGTERM."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    enable_log_requests: bool = Field(False, description="Log the bodies of requests, prompts included.")
+    max_log_len: int = Field(2048, ge=0, le=1 << 20, description="Most bytes of a body that are logged.")
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and KV cache; auto: float32 on a CPU, bfloat16 on a GPU."
@@ -175,19 +197,25 @@ class Settings(BaseSettings):
             raise ValueError("takes no true or false")
         return value
 
-    @field_validator("served_model_name", "api_key", mode="before")
+    @field_validator(*_LISTS, mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
         if isinstance(value, str):
             return [part.strip() for part in value.split(",")]
         return value
 
-    @field_validator("served_model_name", "api_key")
+    @field_validator(*_LISTS)
     @classmethod
     def _refuse_empty_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(part.strip() for part in value):
             raise ValueError("must not be empty")
         return value
+
+    @model_validator(mode="after")
+    def _refuse_credentials_for_all(self) -> Self:
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise PydanticCustomError("cors", "--allow-credentials needs --allowed-origins by name, and not *.")
+        return self
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -214,6 +242,7 @@ class Settings(BaseSettings):
             batch_invariant=self.batch_invariant,
             async_scheduling=self.async_scheduling,
             enforce_eager=self.enforce_eager,
+            log_level=self.log_level,
         )
 
 
@@ -245,6 +274,8 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
         return Settings(**{**file, **env, **flags})
     except ValidationError as error:
         details = error.errors()[0]
+        if not details["loc"]:  # several settings that do not go together
+            raise SettingsError(details["msg"]) from None
         field = str(details["loc"][0])
         if field in flags:
             name = flag_of(field)
@@ -253,7 +284,7 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
         else:
             name = f"{field} in {path}"
         value = flags.get(field, env.get(field, file.get(field)))
-        raise SettingsError(_sentence(name, details, secret=field == "api_key", value=value)) from None
+        raise SettingsError(_sentence(name, details, secret=field in _SECRETS, value=value)) from None
 
 
 def engine_environment() -> dict[str, str]:
@@ -292,9 +323,11 @@ def _refuse_unknown_variables() -> None:
         name = variable.upper()
         if name.startswith(ENV_PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
             raise SettingsError(f"There is no setting for the variable {variable}{suggestion(name, known)}")
-    if os.environ.get("OCTAVO_API_KEY", "unset").strip() == "":
-        # Elsewhere an empty variable counts as none; here a missing secret would open the server to everybody.
-        raise SettingsError("OCTAVO_API_KEY is set and empty; unset it to serve without keys.")
+    for field in (*_SECRETS, "api_key_file"):
+        variable = variable_of(field)
+        if os.environ.get(variable, "unset").strip() == "":
+            # Elsewhere an empty variable counts as none; here a missing secret would open the server to everybody.
+            raise SettingsError(f"{variable} is set and empty; unset it to serve without keys.")
 
 
 def _read_file(path: Path) -> dict[str, Any]:

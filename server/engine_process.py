@@ -18,6 +18,7 @@ from scheduler.admission import RequestRefused
 from server.config import EngineConfig
 from server.engine import Engine, UnservableSettings, build_engine
 from server.ipc import MessageCodec
+from server.logging_setup import configure_logging
 from server.messages import (
     Abort,
     EdgeMessage,
@@ -147,7 +148,7 @@ def main() -> None:
     config = MessageCodec(EngineConfig).receive(connection)
     if not isinstance(config, EngineConfig):
         return
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(config.log_level)
     codec = MessageCodec(EdgeMessage)
     outbox = Outbox(connection, codec)
     try:

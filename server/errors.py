@@ -5,6 +5,7 @@ ApiError                          status, type, code, param, message
 |   |-- ContextLengthExceeded 400 prompt and max_tokens do not fit the model's window
 |   `-- BodyTooLarge          413
 |-- InvalidApiKey             401
+|-- PermissionDenied          403 the key does not open this route
 |-- ModelNotFound             404 names another model than the one that is served
 |-- RouteNotFound             404
 |-- MethodNotAllowed          405
@@ -70,6 +71,14 @@ class InvalidApiKey(ApiError):
     def headers(self) -> Mapping[str, str]:
         """The scheme that is expected."""
         return {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDenied(ApiError):
+    """The key is good, and does not open this."""
+
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
 
 
 class ModelNotFound(ApiError):

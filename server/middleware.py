@@ -3,18 +3,17 @@
 Plain ASGI, so that streams and disconnects pass through untouched. Must not know what a request asks for.
 """
 
-import hmac
 import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.api_keys import KeyHolder, KeyRing
 from server.error_responses import CLIENT_CLOSED_REQUEST, error_response
-from server.errors import InternalError, InvalidApiKey
+from server.errors import ApiError, InternalError, InvalidApiKey, PermissionDenied
 from server.metrics import ServerMetrics
 from server.protocol.messages_answers import is_messages_path
 
@@ -22,37 +21,90 @@ LIVENESS_PATH = "/health/live"
 REQUEST_ID_HEADER = "x-request-id"
 MESSAGES_REQUEST_ID_HEADER = "request-id"  # as Anthropic's clients look for it
 _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_ADMIN_PATHS = frozenset({"/metrics"})
+_X_API_KEY_PREFIXES = ("/v1/messages", "/v1/models")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _UNMATCHED = "unmatched"
 _QUIET_PREFIXES = ("/health", "/metrics")
 
 access_logger = logging.getLogger("octavo.access")
+request_log = logging.getLogger("octavo.requests")
 
 
 class ApiKeys:
-    """Lets only those pass who bring one of the keys. Without keys, everyone."""
+    """Lets only those pass who bring one of the keys, and tells the application whose it is, never the key itself."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        """`keys` are compared as bytes, in constant time."""
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        """Without keys everyone passes."""
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401."""
-        if scope["type"] != "http" or not self._keys or scope["path"] == LIVENESS_PATH or self._is_known(scope):
+        """Pass the request on, or answer 401 or 403. The holder's name is in the scope's state, as `key_name`."""
+        if scope["type"] != "http" or (path := _route_path(scope)) == LIVENESS_PATH:
             await self._app(scope, receive, send)
             return
-        error = InvalidApiKey("The Authorization header must carry a valid key: Bearer <key>.")
-        answer = error_response(error, scope["path"])
-        await answer(scope, receive, send)
+        key = _given_key(Headers(scope=scope), path)
+        holder = None if key is None else self._keys.holder(key)
+        scope.setdefault("state", {})["key_name"] = None if holder is None else holder.name
+        refusal = self._refusal(holder, path)
+        await (self._app if refusal is None else error_response(refusal, path))(scope, receive, send)
 
-    def _is_known(self, scope: Scope) -> bool:
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            return False
-        # Every key is compared, so that the time tells nothing about which one is close.
-        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
-        return any(matches)
+    def _refusal(self, holder: KeyHolder | None, path: str) -> ApiError | None:
+        for_admin = self._keys.has_admin_key and path in _ADMIN_PATHS
+        if holder is None and (for_admin or not self._keys.is_open):
+            return InvalidApiKey("The Authorization header must carry a valid key: Bearer <key>.")
+        if for_admin and holder is not None and not holder.is_admin:
+            return PermissionDenied(f"{path} is only for the holder of the admin key.")
+        return None
+
+
+def _given_key(headers: Headers, path: str) -> bytes | None:
+    """The key of a request; clients of Anthropic's API send it under another name."""
+    authorization = headers.get("authorization")
+    if authorization is None and path.startswith(_X_API_KEY_PREFIXES):
+        key = headers.get("x-api-key")
+        return None if key is None else key.strip().encode("latin-1")
+    scheme, _, given = (authorization or "").partition(" ")
+    return given.strip().encode("latin-1") if scheme.lower() == "bearer" else None
+
+
+def _route_path(scope: Scope) -> str:
+    """The path that routes are matched against: without what a proxy puts before it, whether or not it is left in."""
+    path, prefix = scope["path"], scope.get("root_path", "")
+    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
+
+
+class RequestLog:
+    """Logs the bodies of requests, for operators who ask for it: they hold the callers' prompts."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        """Log at most `max_bytes` of each."""
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and log what of its body was read."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        kept = bytearray()
+        num_bytes = 0
+
+        async def receive_and_keep() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            body = message.get("body", b"")
+            kept.extend(body[: self._max_bytes - len(kept)])
+            num_bytes += len(body)
+            return message
+
+        try:
+            await self._app(scope, receive_and_keep, send)
+        finally:
+            if num_bytes:
+                text = bytes(kept).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
+                request_log.info("id=%s %d bytes: %s", scope["state"]["request_id"], num_bytes, text)
 
 
 class Observation:
@@ -71,6 +123,7 @@ class Observation:
         started = time.perf_counter()
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         request_id = given if _USABLE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
         status = CLIENT_CLOSED_REQUEST  # until an answer begins
 
         async def send_with_id(message: Message) -> None:
@@ -99,4 +152,6 @@ class Observation:
         self._metrics.observe_http(handler, method, status, seconds)
         level = logging.DEBUG if handler.startswith(_QUIET_PREFIXES) else logging.INFO
         path = scope["path"][:256].encode("unicode_escape").decode("ascii")  # a line break in a path stays in its line
-        access_logger.log(level, "%s %s %d %.1f ms id=%s", method, path, status, seconds * 1000, request_id)
+        key_name = scope["state"].get("key_name")
+        holder = "" if key_name is None else f" key={key_name}"
+        access_logger.log(level, "%s %s %d %.1f ms id=%s%s", method, path, status, 1000 * seconds, request_id, holder)

@@ -43,13 +43,13 @@ class ProcessLost(Exception):
 class _Process:
     """One life of the process beside this one, and the connections to it that are free."""
 
-    def __init__(self, model_path: Path) -> None:
+    def __init__(self, model_path: Path, log_level: str) -> None:
         """Start it, and wait until it has loaded its tokenizer. Raises ProcessLost, or OSError."""
         pairs = [socket.socketpair() for _ in range(_NUM_CONNECTIONS)]
         theirs = [their.fileno() for _, their in pairs]
         self._popen = subprocess.Popen(  # noqa: S603  # our own program, with a path of ours
             # -P as for the engine: a server.py in the working directory must not run in our package's place.
-            [sys.executable, "-P", "-m", "server.preparer_process", str(model_path), *map(str, theirs)],
+            [sys.executable, "-P", "-m", "server.preparer_process", str(model_path), log_level, *map(str, theirs)],
             pass_fds=theirs,
             env=engine_environment(),
             stdin=subprocess.DEVNULL,
@@ -100,9 +100,10 @@ class _Process:
 class Preparer:
     """Calls functions that make something of a request's body, off the event loop."""
 
-    def __init__(self, model_path: Path | None, tokenizer: Tokenizer) -> None:
+    def __init__(self, model_path: Path | None, tokenizer: Tokenizer, log_level: str = "info") -> None:
         """`model_path` is where the process finds the tokenizer; None: everything runs in threads of this process."""
         self._model_path = model_path
+        self._log_level = log_level
         self._codec = ValueCodec({TOKENIZER: tokenizer})
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "prepare")
         self._waiters = ThreadPoolExecutor(_NUM_CONNECTIONS, "await-preparer")
@@ -159,7 +160,7 @@ class Preparer:
         """The process that runs; None where none can be had, which is said in the log once."""
         if self._process is None and self._model_path is not None:
             try:
-                self._process = _Process(self._model_path)
+                self._process = _Process(self._model_path, self._log_level)
             except (ProcessLost, OSError) as error:
                 logger.error("The preparing process does not start (%s): long prompts will hold up others.", error)
                 self._model_path = None

@@ -19,6 +19,7 @@ from typing import Any
 import server.chat_preparation  # noqa: F401  # most requests need it: it is loaded before the first one comes
 from server.errors import ApiError
 from server.ipc import receive_payload, send_payload
+from server.logging_setup import configure_logging
 from server.tokenizer import load_tokenizer
 from server.value_codec import ValueCodec
 
@@ -57,13 +58,13 @@ def _serve(connection: socket.socket, codec: ValueCodec, ended: "queue.SimpleQue
 
 
 def main() -> None:
-    """Serve the connections whose descriptors follow the model's path in the arguments."""
+    """Serve the connections whose descriptors follow the model's path and the log level in the arguments."""
     # When to stop is the decision of the server: closing the connections is its word.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     os.nice(_NICENESS)
-    path, *descriptors = sys.argv[1:]
+    path, log_level, *descriptors = sys.argv[1:]
+    configure_logging(log_level)
     codec = ValueCodec({TOKENIZER: load_tokenizer(Path(path))})
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
     for descriptor in descriptors:

@@ -7,19 +7,20 @@ second signal ends all at once. Knows no routes.
 import asyncio
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from server.app import create_app
+from server.app import create_app, key_ring
 from server.config import Settings
 from server.download_progress import terminal_progress
 from server.engine_client import EngineClient, EngineRefusedSettings, EngineStartError
@@ -35,12 +36,16 @@ logger = logging.getLogger("octavo.serve")
 _EXIT_FAILURE = 1
 _EXIT_USAGE = 2
 _SWITCH_SECONDS = 0.0005
+_MAX_FILES = 65536
+_KEEP_ALIVE_SECONDS = 75  # longer than proxies keep an idle connection: the side that reuses it should end it
 _CLOSE_SECONDS = 5  # for connections to take the end of their answers
 
 
 def serve(settings: Settings) -> int:
-    """Serve until a signal comes or the engine is lost for good; returns the exit code."""
+    """Serve until a signal comes or the engine is lost for good; returns the exit code. Raises SettingsError."""
     configure_logging(settings.log_level)
+    key_ring(settings)  # keys that cannot be used show at once
+    _raise_file_limit()
     # The event loop waits at most this long for each thread that computes; Python's own 5 ms would show in every gap.
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
@@ -130,7 +135,7 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
 
 def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> tuple[FastAPI, Preparer]:
     tokenizer = load_tokenizer(model_path)
-    preparer = Preparer(model_path, tokenizer)
+    preparer = Preparer(model_path, tokenizer, settings.log_level)
     return create_app(engine, tokenizer, settings, preparer), preparer
 
 
@@ -164,6 +169,7 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
         log_config=None,
         access_log=False,  # the application logs with request ids
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
 
@@ -172,6 +178,15 @@ def _listen(host: str, port: int) -> socket.socket:
     """A bound socket, before the model is loaded: a port in use shows at once. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def _raise_file_limit() -> None:
+    """Each connection takes a descriptor, and the limit that shells set for programs is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _fail(message: str, code: int = _EXIT_FAILURE) -> int:

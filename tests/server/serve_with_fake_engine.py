@@ -21,5 +21,5 @@ if __name__ == "__main__":
     serve.EngineClient = start_engine  # type: ignore[misc]
     serve.resolve = lambda *_: Path("byte-model")
     serve.load_tokenizer = lambda _: byte_tokenizer()
-    serve.Preparer = lambda _, tokenizer: Preparer(None, tokenizer)  # type: ignore[misc]
+    serve.Preparer = lambda _path, tokenizer, _level: Preparer(None, tokenizer)  # type: ignore[misc]
     sys.exit(cli.main(["serve", *sys.argv[1:]]))

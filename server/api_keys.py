@@ -1,0 +1,141 @@
+"""The keys that open the server: whose they are, and where they come from. Knows no HTTP.
+
+A key may have a name, which stands for whoever holds it wherever a key must not show. Several keys may share a name,
+so that one can be exchanged for another.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger("octavo.api_keys")
+
+ADMIN = "admin"  # the name of the admin key
+MAX_KEYS = 10_000
+_MAX_FILE_BYTES = 4 << 20
+_SECONDS_BETWEEN_LOOKS = 2.0
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):\s*(\S+)")
+
+
+class UnusableKeys(ValueError):
+    """Keys that cannot be served with; the message never holds one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHolder:
+    """Whoever brought a key."""
+
+    name: str
+    is_admin: bool = False
+
+
+class KeyRing:
+    """All keys. A file of keys is read again when it changes."""
+
+    def __init__(self, keys: Sequence[str] = (), file: Path | None = None, admin_key: str | None = None) -> None:
+        """`keys` are written `key` or `name:key`, and so are the lines of `file`. Raises UnusableKeys."""
+        self._listed = _parse(keys, "--api-key")
+        self._admin = None if admin_key is None else _digest(admin_key.encode())
+        self._file = None if file is None else file.expanduser()
+        self._file_state: tuple[int, int, int] | None = None
+        self._next_look = 0.0
+        self._from_file: tuple[tuple[bytes, str], ...] = ()
+        if self._file is not None:
+            self._file_state = _state_of(self._file)
+            self._from_file = _read(self._file)
+        self._all = _merged(self._listed, self._from_file, self._admin)
+        self.is_open = not self._listed and self._file is None  # to everyone, but for what needs the admin key
+        self.has_admin_key = self._admin is not None
+
+    def holder(self, key: bytes) -> KeyHolder | None:
+        """Whose key it is. Takes the same time whatever the key, so that it tells nothing about which one is close."""
+        self._look_at_file()
+        given = _digest(key)
+        found = None
+        for digest, name in self._all:
+            if hmac.compare_digest(given, digest):
+                found = KeyHolder(name)
+        if self._admin is not None and hmac.compare_digest(given, self._admin):
+            found = KeyHolder(ADMIN, is_admin=True)
+        return found
+
+    def _look_at_file(self) -> None:
+        """Read the file again if it has changed; one that cannot be used changes nothing."""
+        now = time.monotonic()
+        if self._file is None or now < self._next_look:
+            return
+        self._next_look = now + _SECONDS_BETWEEN_LOOKS
+        try:
+            state = _state_of(self._file)
+            if state == self._file_state:
+                return
+            self._file_state = state
+            self._from_file = _read(self._file)
+            self._all = _merged(self._listed, self._from_file, self._admin)
+        except UnusableKeys as error:
+            logger.error("The keys stay as they were: %s", error)
+        else:
+            logger.info("Read %d keys from %s again.", len(self._from_file), self._file)
+
+
+def _parse(lines: Iterable[str], where: str) -> tuple[tuple[bytes, str], ...]:
+    keys: list[tuple[bytes, str]] = []
+    for number, line in enumerate(lines, start=1):
+        named = _NAMED.fullmatch(line)
+        name, key = (named[1], named[2]) if named else (f"key-{number}", line)
+        if name == ADMIN:
+            raise UnusableKeys(f"{where} has a key with the name {ADMIN}, which is that of --admin-api-key.")
+        if not key or any(char.isspace() for char in key):
+            raise UnusableKeys(f"{where} has an entry (number {number}) that is neither a key nor name:key.")
+        keys.append((_digest(key.encode()), name))
+    if len(keys) > MAX_KEYS:
+        raise UnusableKeys(f"{where} has {len(keys)} keys; at most {MAX_KEYS} are looked through for a request.")
+    return tuple(keys)
+
+
+def _merged(
+    listed: tuple[tuple[bytes, str], ...], from_file: tuple[tuple[bytes, str], ...], admin: bytes | None
+) -> tuple[tuple[bytes, str], ...]:
+    names: dict[bytes, str] = {}
+    for digest, name in (*listed, *from_file):
+        if names.setdefault(digest, name) != name:
+            raise UnusableKeys(f"One key has two names, {names[digest]} and {name}.")
+    if admin in names:
+        raise UnusableKeys(f"The admin key is also the key of {names[admin]}.")
+    return tuple(names.items())
+
+
+def _read(file: Path) -> tuple[tuple[bytes, str], ...]:
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_MAX_FILE_BYTES + 1)
+        lines = [line.strip() for line in text.decode("utf-8-sig").splitlines()]
+    except OSError as error:
+        raise UnusableKeys(f"The file of keys {file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UnusableKeys(f"The file of keys {file} is not UTF-8 text.") from None
+    if len(text) > _MAX_FILE_BYTES:
+        raise UnusableKeys(f"The file of keys {file} has more than {_MAX_FILE_BYTES} bytes.")
+    keys = _parse((line for line in lines if line and not line.startswith("#")), str(file))
+    if not keys:
+        raise UnusableKeys(f"The file of keys {file} holds none.")
+    return keys
+
+
+def _state_of(file: Path) -> tuple[int, int, int]:
+    """Differs after a change: a file is replaced or written to."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise UnusableKeys(f"The file of keys {file} cannot be read: {error.strerror}.") from None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _digest(key: bytes) -> bytes:
+    """Of equal length for all keys: comparing two keys would tell whether theirs is."""
+    return hashlib.sha256(key).digest()
