@@ -172,11 +172,12 @@ class Generation:
     def _observe(self, index: int, update: SequenceUpdate, num_new_tokens: int) -> None:
         progress = self._progress[index]
         self._num_completion_tokens += num_new_tokens
-        if update.index == 0:  # a prompt is computed once for all of its sequences
+        if update.num_cached_tokens and update.index == 0:  # a prompt is computed once for all of its sequences
             self._num_cached_tokens += max(0, update.num_cached_tokens - progress.num_cached_tokens)
             progress.num_cached_tokens = max(progress.num_cached_tokens, update.num_cached_tokens)
-        self._num_recomputed_tokens += max(0, update.num_recomputed_tokens - progress.num_recomputed_tokens)
-        progress.num_recomputed_tokens = max(progress.num_recomputed_tokens, update.num_recomputed_tokens)
+        if update.num_recomputed_tokens:
+            self._num_recomputed_tokens += max(0, update.num_recomputed_tokens - progress.num_recomputed_tokens)
+            progress.num_recomputed_tokens = max(progress.num_recomputed_tokens, update.num_recomputed_tokens)
         if not update.token_ids and update.finish_reason is None:
             return
         now = self._last_time = time.perf_counter()
