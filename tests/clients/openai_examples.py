@@ -23,6 +23,7 @@ REFUSED: dict[tuple[str, str], tuple[int, str | None]] = {
     ("/responses", "File input"): (400, "input[0].content"),
     ("/responses", "Web search"): (400, "tools[0]"),
     ("/responses", "File search"): (400, "tools[0]"),
+    ("/responses", "Reasoning"): (400, "reasoning.effort"),  # where the model's template knows none
     # Nothing is stored here, so there is nothing to be had again.
     ("/responses/{response_id}", "Get a model response"): (404, None),
     ("/responses/{response_id}", "Delete a model response"): (404, None),
