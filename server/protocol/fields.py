@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from server.errors import InvalidRequest
+from server.json_body import refuse_repeated_names
 from server.protocol.field_types import AllowedTokenIds, BadWords, LogitBias, StopStrings, StopTokenIds
 from server.protocol.structured_outputs import Choices, ResponseFormat, SchemaOrText, StructuredOutputs
 
@@ -203,6 +204,7 @@ def parse_body(request_type: type[Request], body: bytes) -> Request:
         request = request_type.model_validate_json(body)
     except ValidationError as error:
         raise _explain(error.errors(include_url=False)[0]) from None
+    refuse_repeated_names(body)
     request.refuse_unsupported()
     return request
 
