@@ -262,6 +262,38 @@ def fold(chunks: list[dict]) -> list[dict]:
     return [choices[index] for index in sorted(choices)]
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    text=st.sampled_from([*naughty_strings(), *emoji()[::20], *("".join(clusters) for clusters in grapheme_tests())]),
+    stop=st.lists(st.text(min_size=1, max_size=2), max_size=3),
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "include_stop_str_in_output": st.booleans(),
+            "skip_special_tokens": st.booleans(),
+            "min_tokens": st.integers(0, 8),
+            "echo": st.booleans(),
+            "logprobs": st.integers(0, 2),
+            "n": st.integers(1, 3),
+            "stop_token_ids": st.lists(st.integers(0, 257), max_size=2),
+        },
+    ),
+    chunks=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+)
+async def test_stream_over_http_equals_the_whole_answer(text, stop, fields, chunks):
+    stop = [*stop, *([text[1:3]] if len(text) > 2 else [])]
+    body = {"prompt": ["\u00e9<|im_end|>", [97, 256]], "stop": stop, "max_tokens": 200, **fields}
+    engine = FakeEngine(lambda _m, index: [*text.encode()[index:], 256, *b"x.", EOS], chunks=chunks)
+    async with client_of(make_app(engine)) as client:
+        whole = await client.post("/v1/completions", json=body)
+        streamed = await client.post("/v1/completions", json={**body, "stream": True})
+    choices = [
+        {name: choice[name] for name in ("text", "logprobs", "finish_reason")} for choice in whole.json()["choices"]
+    ]
+    assert fold(events_of(streamed)) == choices
+    assert engine.open_requests == []
+
+
 async def test_stream_ends_with_usage_when_asked():
     chunks = await stream(FakeEngine(), prompt="abc", stream_options={"include_usage": True})
     *pieces, last = chunks
