@@ -1,89 +1,18 @@
 """The model runner under the real scheduler: what a step computes does not depend on how the work was cut."""
 
-from collections import deque
-
 import numpy as np
 import pytest
 import torch
 
-from kernels.attention.backend import select_backend
-from kernels.model_ops.torch_ops import TorchOps
-from models.config import LayerConfig, ModelConfig, RopeParams
-from models.decoder import Decoder
-from models.runner import ModelRunner
 from models.step_inputs import pack, unpack
-from paged_cache.kv_cache import KVCache
-from paged_cache.manager import BlockManager
-from paged_cache.spec import KVCacheSpec
-from scheduler.config import SchedulerConfig
 from scheduler.request import Request
 from scheduler.sampling_params import SamplingParams
-from scheduler.scheduler import Scheduler
-
-MAX_MODEL_LEN = 96
-CPU = torch.device("cpu")
+from tests.models.served import MAX_MODEL_LEN, Served, toy_decoder
 
 
 @pytest.fixture(scope="module")
 def model():
-    rope = RopeParams(theta=10_000.0)
-    config = ModelConfig(
-        family="llama",
-        vocab_size=101,
-        hidden_size=32,
-        intermediate_size=48,
-        num_q_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        max_position_embeddings=MAX_MODEL_LEN,
-        layers=(LayerConfig(rope), LayerConfig(rope, sliding_window=12)),
-        rms_norm_eps=1e-5,
-        attention_scale=8**-0.5,
-        eos_token_ids=(7,),
-    )
-    decoder = Decoder(config, torch.float32, CPU, TorchOps())
-    generator = torch.Generator().manual_seed(11)
-    for parameter in decoder.parameters():
-        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
-    return decoder
-
-
-class Served:
-    """A scheduler and a runner over one pool, and everything they say about each sequence."""
-
-    def __init__(self, model, backend="auto", num_blocks=200, block_size=4, **limits):
-        spec = KVCacheSpec(2, 2, 8, block_size, "float32")
-        limits = {"max_num_seqs": 16, "max_num_batched_tokens": 512, **limits}
-        self.scheduler = Scheduler(
-            SchedulerConfig(max_model_len=MAX_MODEL_LEN, **limits), BlockManager(num_blocks, block_size)
-        )
-        self.runner = ModelRunner(
-            model,
-            select_backend(backend, CPU),
-            KVCache(spec, num_blocks, CPU),
-            max_num_seqs=limits["max_num_seqs"],
-            max_model_len=MAX_MODEL_LEN,
-        )
-
-    def run(self, requests, num_steps_ahead=0):
-        """Tokens, sampled log-probabilities and prompt scores of every (request id, index)."""
-        for request_id, (prompt, params) in requests.items():
-            self.scheduler.add(Request(request_id, tuple(prompt), params, 0.0))
-        tokens, logprobs, scores = {}, {}, {}
-        in_flight = deque()
-        while self.scheduler.has_unfinished:
-            output = self.scheduler.schedule()
-            in_flight.append((output, self.runner.launch(output)))
-            if len(in_flight) <= num_steps_ahead:
-                continue
-            output, pending = in_flight.popleft()
-            for update in self.scheduler.update(output, pending.result()):
-                key = update.request_id, update.index
-                tokens.setdefault(key, []).extend(update.token_ids)
-                logprobs.setdefault(key, []).extend(update.logprobs)
-                scores.setdefault(update.request_id, []).extend(update.prompt_logprobs)
-            self.scheduler.check_integrity()
-        return tokens, logprobs, scores
+    return toy_decoder()
 
 
 def workload():
