@@ -14,6 +14,7 @@ from paged_cache.kv_cache import KVCache
 from paged_cache.manager import BlockManager
 from paged_cache.spec import KVCacheSpec
 from scheduler.config import SchedulerConfig
+from scheduler.output import GrammarMask, KnownRow, NewRow, SchedulerOutput
 from scheduler.request import Request
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
@@ -118,3 +119,38 @@ def test_launch_reads_nothing_back(host_reads_refused):
             assert [score.token_id for score in scores] == token_ids
             assert [score.logprob for score in scores] == pytest.approx(logprobs, abs=1e-5)
             assert {len(score.top) for score in scores} == {request.params.logprobs}
+
+
+def test_edits_and_pooling_read_nothing_back(host_reads_refused):
+    """A step with every edit, a grammar, scores and an embedding; then the next one of the same sequences."""
+    guard, lift = host_reads_refused
+    limits = {"max_num_seqs": 4, "max_model_len": 48}
+    runner = ModelRunner(LookedUpModel(), None, KVCache(KVCacheSpec(1, 1, 2, 4, "float32"), 14, CPU), **limits)
+    edits = SamplingParams(
+        max_tokens=5,
+        logprobs=1,
+        min_tokens=4,
+        repetition_penalty=1.1,
+        frequency_penalty=0.2,
+        logit_bias=((4, 1.0),),
+        bad_words=((1,), (2, 3)),
+        allowed_token_ids=tuple(range(40)),
+    )
+    params = [edits, SamplingParams(max_tokens=5), SamplingParams(max_tokens=0, pooling="mean")]
+    prompts = [(1, 2, 3), (4, 5), (6, 7, 8, 9)]
+    rows = [NewRow(i, 0, prompt, len(prompt), params[i], (i,), 0, len(prompt)) for i, prompt in enumerate(prompts)]
+    mask = GrammarMask(place=1, bitmask=(1 << 17).to_bytes(8, "little"))
+
+    def launch(output):
+        guard()
+        with ReadsNothingBack():
+            pending = runner.launch(output)
+        lift()
+        return pending.result().rows
+
+    first = launch(SchedulerOutput(tuple(rows), grammar_masks=(mask,)))
+    assert np.frombuffer(first[2].embedding, "<f4").shape == (VOCAB_SIZE,)
+    known = (KnownRow(0, (), None, 3, 1, first[0].token_ids), KnownRow(1, (), None, 2, 1))
+    second = launch(SchedulerOutput(known, finished_seq_ids=(2,), grammar_masks=(mask,)))
+    for results in (first, second):
+        assert len(results[0].logprobs) == 1 or results[0].is_dead_end
