@@ -7,7 +7,7 @@ chats and no messages.
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -24,17 +24,22 @@ MAX_CHARS = 16_000_000  # of a value or of the output: beyond any context window
 MAX_RANGE_ITEMS = 1_000_000  # that all range() calls of one rendering may yield together
 MAX_CPU_SECONDS = 5.0  # of one rendering; the largest conversations take a few tenths
 MAX_POWER_BITS = 4096
-_TICK = "octavo_tick"  # called in every pass of a loop and every macro; no template may use these names
-_CONCAT = "octavo_concat"
+# What the bounds call; no template may use these names.
+_TICK = "octavo_tick"  # in every macro, and in every pass of a loop that is recursive
+_EACH = "octavo_each"  # around what other loops run over
+_CONCAT = "octavo_concat"  # for `~`
+_OWN_NAMES = frozenset({_TICK, _EACH, _CONCAT})
+_CLOCK_SECONDS = 0.01  # between two looks at a thread's CPU time, which costs a system call
+_PIECES_PER_TICK = 1000  # of JSON
 _WIDE_FORMAT = re.compile(r"[%:][^}]*?(\d{6,}|\*)")  # a width of a million characters, or one that is computed
 
 
 def compile_template(source: str) -> jinja2.Template:
     """Compile a template, with bounds. Raises jinja2.TemplateSyntaxError, and what the compiler raises."""
     tree = SANDBOX.parse(source)
-    for name in tree.find_all(nodes.Name):
-        if name.name in (_TICK, _CONCAT):
-            raise jinja2.TemplateSyntaxError(f"the name {name.name} is taken", name.lineno)
+    for node in tree.find_all((nodes.Name, nodes.Macro)):
+        if node.name in _OWN_NAMES:
+            raise jinja2.TemplateSyntaxError(f"the name {node.name} is taken", node.lineno)
     bounded = _Bounding().visit(tree)
     return SANDBOX.template_class.from_code(SANDBOX, SANDBOX.compile(bounded), SANDBOX.make_globals(None), None)
 
@@ -53,14 +58,18 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
 
 def reserved_names() -> frozenset[str]:
     """Variables that have a meaning in every template."""
-    return frozenset({*SANDBOX.globals, "range", _TICK, _CONCAT})
+    return frozenset({*SANDBOX.globals, "range", *_OWN_NAMES})
 
 
 class _Bounding(NodeTransformer):
     """Puts a call into every place that a template can pass more than once, and bounds what it joins."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the name that Jinja looks for
-        return self._with_tick(node)
+        if node.recursive:  # it runs over what it calls itself with, too
+            return self._with_tick(node)
+        self.generic_visit(node)
+        node.iter = _call(_EACH, [node.iter], node.lineno)
+        return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
         return self._with_tick(node)
@@ -88,10 +97,11 @@ class _Budget:
     def __init__(self) -> None:
         self._num_range_items = MAX_RANGE_ITEMS
         self._end = time.thread_time() + MAX_CPU_SECONDS  # a rendering stays in its thread
+        self._next_look = 0.0
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         """The functions that spend it."""
-        return {"range": self._range, _TICK: self._tick, _CONCAT: _concat}
+        return {"range": self._range, _TICK: self._tick, _EACH: self._each, _CONCAT: _concat}
 
     def _range(self, *arguments: int) -> range:
         items = range(*arguments)
@@ -101,8 +111,16 @@ class _Budget:
         return items
 
     def _tick(self) -> None:
-        if time.thread_time() > self._end:
-            raise SecurityError(f"it runs for more than {MAX_CPU_SECONDS:g} seconds")
+        now = time.perf_counter()
+        if now > self._next_look:
+            self._next_look = now + _CLOCK_SECONDS
+            if time.thread_time() > self._end:
+                raise SecurityError(f"it runs for more than {MAX_CPU_SECONDS:g} seconds")
+
+    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self._tick()
+            yield item
 
 
 def _concat(*values: object) -> str:
@@ -148,7 +166,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: jinja2.runtime.Context, function: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         """Call something, unless a method of a string would make a huge one."""
-        owner = getattr(function, "__self__", None)
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # Jinja wraps str.format
         if isinstance(owner, str):
             _check_text_call(function.__name__, owner, arguments)
         return super().call(context, function, *arguments, **named)
@@ -191,7 +209,9 @@ def _bounded_filter(name: str, original: Callable[..., Any]) -> Callable[..., An
     return bounded
 
 
+@jinja2.pass_context
 def _tojson(
+    context: jinja2.runtime.Context,
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -205,7 +225,9 @@ def _tojson(
     for piece in encoder.iterencode(value):
         pieces.append(piece)
         num_chars += len(piece)
-        _check_length(num_chars)
+        if len(pieces) % _PIECES_PER_TICK == 0:
+            _check_length(num_chars)
+            context[_TICK]()
     return "".join(pieces)
 
 

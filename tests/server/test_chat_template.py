@@ -21,6 +21,20 @@ CALL = {"type": "function", "function": {"name": "wetter", "arguments": {"ort": 
 USER = [{"role": "user", "content": "  Hello <b> & 'you' \u2028 😀  "}]
 TURNS = [*USER, {"role": "assistant", "content": "Hi!"}, {"role": "user", "content": "More\n\n"}]
 SYSTEM = [{"role": "system", "content": "Be kind."}, *TURNS]
+QUESTION = {"role": "user", "content": "Wie ist das Wetter?"}
+CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "123456789", "type": "function", "function": {"name": "wetter", "arguments": {"ort": "Köln", "n": 1.5}}},
+        {"id": "abcdefghi", "type": "function", "function": {"name": "wetter", "arguments": {}}},
+    ],
+}
+RESULTS = [
+    {"role": "tool", "content": '{"grad": 7}', "tool_call_id": "123456789"},
+    {"role": "tool", "content": "Regen <&>", "tool_call_id": "abcdefghi"},
+]
+TOOL_TURNS = [QUESTION, CALLED, *RESULTS, {"role": "assistant", "content": "Regen."}, QUESTION]
 TOOLS_USED = [*USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "rain"}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}]
 REAL = [
@@ -36,7 +50,12 @@ CASES = [
     (chat_templates.MISTRAL, [USER, TURNS, REAL]),
     (chat_templates.GEMMA, [USER, TURNS, SYSTEM, PARTS, REAL]),
     (chat_templates.PARTS_ONLY, [PARTS]),
+    (chat_templates.CHATML, [USER, TURNS, SYSTEM, REAL, NAUGHTY]),
+    (chat_templates.QWEN_TOOLS, [USER, TURNS, SYSTEM, TOOL_TURNS, TOOL_TURNS[:4], REAL, NAUGHTY]),
+    (chat_templates.MISTRAL_TOOLS, [USER, TURNS, SYSTEM, TOOL_TURNS, TOOL_TURNS[:4], REAL]),
+    (chat_templates.DOCUMENTS, [USER, TURNS]),
 ]
+NAMES = ["llama", "qwen", "mistral", "gemma", "parts", "chatml", "qwen tools", "mistral tools", "documents"]
 
 
 def reference(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
@@ -45,7 +64,7 @@ def reference(source: str, messages: list[dict[str, Any]], **variables: Any) -> 
     return text
 
 
-@pytest.mark.parametrize(("source", "conversations"), CASES, ids=["llama", "qwen", "mistral", "gemma", "parts"])
+@pytest.mark.parametrize(("source", "conversations"), CASES, ids=NAMES)
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_renders_as_transformers_does(source: str, conversations: list[Any], tools: list[Any] | None) -> None:
     template = ChatTemplate(source, SPECIAL_TOKENS)
@@ -53,6 +72,46 @@ def test_renders_as_transformers_does(source: str, conversations: list[Any], too
         for prompt in (True, False):
             expected = reference(source, messages, tools=tools, add_generation_prompt=prompt, **SPECIAL_TOKENS)
             assert template.render(messages, tools=tools, add_generation_prompt=prompt) == expected
+
+
+@pytest.mark.parametrize("documents", [None, [{"title": "Köln <&>", "text": "Rain.\n"}, {"title": "b", "n": 1}]])
+def test_documents_reach_the_template(documents: list[Any] | None) -> None:
+    template = ChatTemplate(chat_templates.DOCUMENTS, SPECIAL_TOKENS)
+    expected = reference(
+        chat_templates.DOCUMENTS, USER, documents=documents, add_generation_prompt=True, **SPECIAL_TOKENS
+    )
+    assert template.render(USER, documents=documents) == expected
+    assert template.takes("documents")
+    assert not template.takes("tools")
+    assert ChatTemplate(chat_templates.QWEN_TOOLS, {}).takes("tools")
+
+
+CONTINUED = ["Sure", "Sure, ", "  Sure,\n\n", "a" * 40, "😀 <&> '", "Sure,", "user"]
+
+
+@pytest.mark.parametrize(("source", "conversations"), CASES, ids=NAMES)
+@pytest.mark.parametrize("text", CONTINUED)
+def test_continues_the_final_message_as_transformers_does(source: str, conversations: list[Any], text: str) -> None:
+    messages = [*conversations[0], {"role": "assistant", "content": text}]
+    template = ChatTemplate(source, SPECIAL_TOKENS)
+    if source in (chat_templates.PARTS_ONLY, chat_templates.QWEN):
+        # Ours brings a string to templates that loop over parts; this Qwen writes no last message of the assistant.
+        if source == chat_templates.PARTS_ONLY:
+            messages[-1] = {"role": "assistant", "content": [{"type": "text", "text": text}]}
+        else:
+            with pytest.raises(ChatTemplateError, match="does not write the final message"):
+                template.render(messages, add_generation_prompt=False, continue_final_message=True)
+            return
+    expected = reference(
+        source, messages, tools=None, add_generation_prompt=False, continue_final_message=True, **SPECIAL_TOKENS
+    )
+    assert template.render(messages, add_generation_prompt=False, continue_final_message=True) == expected
+
+
+def test_there_must_be_something_to_continue() -> None:
+    template = ChatTemplate(chat_templates.CHATML, {})
+    with pytest.raises(ChatTemplateError, match="no text"):
+        template.render([{"role": "assistant", "content": []}], continue_final_message=True)
 
 
 def test_further_variables_reach_the_template() -> None:
@@ -143,6 +202,66 @@ def test_a_failure_names_its_line_and_reason(source: str, message: str) -> None:
 def test_a_template_that_writes_or_loops_without_end_is_ended(source: str) -> None:
     with pytest.raises(ChatTemplateError, match=re.compile("in line 1|writes more|recursion", re.IGNORECASE)):
         ChatTemplate(source, {}).render(USER)
+
+
+LOOP = "{% for a in messages %}{% for b in messages %}{% for c in messages %}{% endfor %}{% endfor %}{% endfor %}"
+MACROS = "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else 1 }}{% endmacro %}{{ f(60) }}"
+
+
+@pytest.mark.parametrize("source", [LOOP, MACROS, LOOP.replace("{% for c", "{% set octavo = 1 %}{% for c")])
+def test_a_template_that_burns_time_is_ended(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_CPU_SECONDS", 0.2)
+    messages = [{"role": "user", "content": "x"}] * 3000
+    with pytest.raises(ChatTemplateError, match=r"line 1: it runs for more than 0\.2 seconds"):
+        ChatTemplate(source, {}).render(messages)
+
+
+@pytest.mark.parametrize(
+    "source", ["{% set octavo_tick = 1 %}", "{{ octavo_concat }}", "{% macro octavo_tick() %}{% endmacro %}"]
+)
+def test_a_template_cannot_replace_its_clock(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match="octavo"):
+        ChatTemplate(source + LOOP, {}).render(USER)
+
+
+DOUBLING = "{{% set ns = namespace(x='ab') %}}{{% for i in range(60) %}}{{% set ns.x = {} %}}{{% endfor %}}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DOUBLING.format("ns.x ~ ns.x"),
+        DOUBLING.format("ns.x.replace('a', ns.x)"),
+        DOUBLING.format("ns.x | replace('a', ns.x)"),
+        DOUBLING.format("ns.x.join([ns.x, ns.x])"),
+        DOUBLING.format("[ns.x, ns.x] | join(ns.x)"),
+        DOUBLING.format("[ns.x, ns.x] | tojson"),
+        DOUBLING.format("[ns.x, ns.x]") + "{{ ns.x | tojson }}",
+        "{{ 'x'.ljust(10 ** 9) }}",
+        "{{ 'x' | center(10 ** 9) }}",
+        "{{ 'x\n' | indent(width=10 ** 9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ {'a': 1} | tojson(indent=10 ** 9) }}",
+    ],
+)
+def test_a_template_cannot_make_huge_values(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_CPU_SECONDS", 0.2)
+    with pytest.raises(ChatTemplateError, match=r"in line \d: it (makes|formats|runs)"):
+        ChatTemplate(source, {}).render(USER)
+
+
+def test_bounds_change_no_value() -> None:
+    source = (
+        "{{ 1 ~ none ~ 'a' ~ [1] }}|{{ ['a', 2] | join(', ') }}|{{ 'abab' | replace('a', 'é', 1) }}|{{ 'a\nb' | indent }}"
+        "|{{ '%s %03d' % ('a', 7) }}|{{ '{:>5}'.format('x') }}|{{ 'a' | center(5) }}|{{ ','.join(['a', 'b']) }}|"
+        "{{ [1, 2, 3] | batch(2) | list }}|{{ 'a b c' | truncate(3) }}|{{ messages | map(attribute='role') | join }}|"
+        "{% for a in [1, [2, 3]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}"
+        "|{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}|{% for x in [] %}{% else %}e{% endfor %}"
+    )
+    assert ChatTemplate(source, {}).render(USER) == reference(source, USER)
 
 
 def test_each_rendering_has_its_own_budget() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -64,7 +65,7 @@ def read(form: ToolCallForm, pieces: Sequence[str], names: frozenset[str] = NAME
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
     edges = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(edges)]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -179,7 +180,7 @@ def test_reading_takes_linear_time(form):
     sizes = []
     for start in range(0, len(text), 16):
         reader.push(text[start : start + 16])
-        sizes.append(len(reader._unread))
+        sizes.append(len(reader._unread) + len(reader._call.rest))
     assert max(sizes) < 600
 
 
