@@ -23,6 +23,7 @@ from server.protocol.fields import parse_body
 from server.protocol.responses import to_raw
 from server.served_model import ServedModel
 from server.token_ids import TokenIds
+from server.truncation import PromptTokens, prompt_tokens_of
 
 _MAX_TOKENS_OF_REQUEST = 300_000  # OpenAI's
 FLOAT_BYTES = 4
@@ -34,9 +35,11 @@ class PreparedEmbedding:
 
     model: str
     prompts: tuple[TokenIds, ...]
+    num_truncated_tokens: int  # of all prompts, cut off as asked
     params: SamplingParams
     normalize: bool
     as_base64: bool
+    priority: int
     ignored_fields: tuple[str, ...]
 
 
@@ -50,27 +53,30 @@ def prepare_embedding(body: bytes, model: ServedModel) -> PreparedEmbedding:
             "and were not trained to be cut.",
             "dimensions",
         )
+    prompts = _prompts(request, model)
     return PreparedEmbedding(
         model=request.model or model.names[0],
-        prompts=_prompts(request, model),
+        prompts=tuple(TokenIds(prompt.token_ids) for prompt in prompts),
+        num_truncated_tokens=sum(prompt.num_truncated for prompt in prompts),
         params=SamplingParams(max_tokens=0, temperature=0.0, pooling=request.pooling or "mean"),
         normalize=request.normalize is not False,
         as_base64=request.encoding_format == "base64",
+        priority=request.priority or 0,
         ignored_fields=tuple(request.ignored_fields()),
     )
 
 
-def _prompts(request: EmbeddingRequest, model: ServedModel) -> tuple[TokenIds, ...]:
+def _prompts(request: EmbeddingRequest, model: ServedModel) -> list[PromptTokens]:
     limit = max(_MAX_TOKENS_OF_REQUEST, model.max_model_len)
+    add_special_tokens = request.add_special_tokens is not False
     prompts = []
     num_tokens = 0
     for prompt in request.input:
-        add_special_tokens = request.add_special_tokens is not False
-        prompts.append(TokenIds(model.prompt_tokens(prompt, "input", add_special_tokens=add_special_tokens)))
-        num_tokens += len(prompts[-1])
+        prompts.append(prompt_tokens_of(request, model, prompt, "input", add_special_tokens=add_special_tokens))
+        num_tokens += len(prompts[-1].token_ids)
         if num_tokens > limit:
             raise InvalidRequest(f"input has more than the {limit} tokens that one request may have.", "input")
-    return tuple(prompts)
+    return prompts
 
 
 class EmbeddingRun:
@@ -110,7 +116,8 @@ class EmbeddingRun:
 
     async def _submit(self, engine_id: str, prompt: TokenIds) -> UpdateStream:
         arrival_time = time.time() - (time.perf_counter() - self._arrival)
-        stream = self._engine.submit(Submit(engine_id, prompt, self._request.params, arrival_time))
+        message = Submit(engine_id, prompt, self._request.params, arrival_time, self._request.priority)
+        stream = self._engine.submit(message)
         self._open[engine_id] = len(prompt)
         self._metrics.observe_n(1)
         await asyncio.sleep(0)  # thousands of prompts in a row would hold up every other request

@@ -6,7 +6,7 @@ Knows no HTTP and no engine.
 from dataclasses import dataclass
 
 from server.errors import ContextLengthExceeded, InvalidRequest
-from server.protocol.fields import GenerationFields
+from server.protocol.fields import PromptFields
 from server.served_model import ServedModel
 
 _MAX_CHARS = 1 << 22  # of a text that is tokenised to be cut: a second or two of a thread
@@ -22,7 +22,7 @@ class PromptTokens:
 
 
 def prompt_tokens_of(
-    request: GenerationFields,
+    request: PromptFields,
     model: ServedModel,
     prompt: str | tuple[int, ...],
     param: str,
@@ -53,7 +53,7 @@ def prompt_tokens_of(
     return PromptTokens(kept, len(token_ids) - len(kept))
 
 
-def _limit(request: GenerationFields, model: ServedModel) -> int:
+def _limit(request: PromptFields, model: ServedModel) -> int:
     """The most tokens to keep."""
     asked = request.truncate_prompt_tokens
     assert asked is not None, "nobody asked to truncate"

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from pydantic import BeforeValidator, Field
 
-from server.protocol.fields import MAX_LABEL, RequestFields
+from server.protocol.fields import PromptFields
 from server.protocol.prompts import PROMPTS_SCHEMA, Prompt, parse_prompts
 
 
@@ -13,7 +13,7 @@ def _parse_input(value: object) -> tuple[Prompt, ...]:
     return parse_prompts(value, "input")
 
 
-class EmbeddingRequest(RequestFields):
+class EmbeddingRequest(PromptFields):
     """What to embed, and how."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -22,9 +22,7 @@ class EmbeddingRequest(RequestFields):
         "endianness": ("native", "little"),
         "instruction": ("",),
         "messages": (),
-        "priority": (0,),
         "truncate": ("NONE",),
-        "truncate_prompt_tokens": (),
         "use_activation": (True,),
     }
 
@@ -47,7 +45,6 @@ class EmbeddingRequest(RequestFields):
     add_special_tokens: bool | None = Field(
         None, description="Put the model's beginning and end tokens around a text where it wants them: the default."
     )
-    user: str | None = Field(None, max_length=MAX_LABEL, description="A label, which changes nothing.")
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True):

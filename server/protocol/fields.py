@@ -70,7 +70,28 @@ class RequestFields(BaseModel):
         )
 
 
-class GenerationFields(RequestFields):
+class PromptFields(RequestFields):
+    """What every request may ask that gives the model something to read."""
+
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=_MAX_INT, description="Keep this many of the prompt's last tokens; -1: what the window holds."
+    )
+    priority: int | None = Field(None, ge=-_MAX_PRIORITY, le=_MAX_PRIORITY, description="A lower one goes first.")
+    user: str | None = Field(None, max_length=MAX_LABEL, description="A label, which changes nothing.")
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The most tokens that the caller wants generated; None: he does not say."""
+        return 0
+
+    def refuse_unsupported(self) -> None:
+        """Refuse what this server knows and cannot do. Raises InvalidRequest, naming the field."""
+        super().refuse_unsupported()
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("truncate_prompt_tokens must be -1, or at least 1, not 0.", "truncate_prompt_tokens")
+
+
+class GenerationFields(PromptFields):
     """What every request for generated text may ask."""
 
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -140,14 +161,7 @@ class GenerationFields(RequestFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    # How the prompt is read and the request queued
-    truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=_MAX_INT, description="Keep this many of the prompt's last tokens; -1: what the window holds."
-    )
-    priority: int | None = Field(None, ge=-_MAX_PRIORITY, le=_MAX_PRIORITY, description="A lower one goes first.")
-
     # Labels and hints, which change no answer: no two requests share what was computed for them
-    user: str | None = Field(None, max_length=MAX_LABEL)
     safety_identifier: str | None = Field(None, max_length=MAX_LABEL)
     metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     service_tier: Literal["auto", "default"] | None = None
@@ -173,8 +187,6 @@ class GenerationFields(RequestFields):
             raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("prompt_logprobs are not streamed; leave out stream.", "prompt_logprobs")
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidRequest("truncate_prompt_tokens must be -1, or at least 1, not 0.", "truncate_prompt_tokens")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise InvalidRequest(

@@ -12,7 +12,7 @@ from server.embedding import FLOAT_BYTES, EmbeddingRun, embedding_list, prepare_
 from server.off_loop import off_loop_if_large
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.responses import to_json
-from server.routes.generating import ignored_fields_header, read_body
+from server.routes.generating import TRUNCATED_TOKENS_HEADER, ignored_fields_header, read_body
 from server.routes.openapi import body_of
 
 router = APIRouter(tags=["embeddings"])
@@ -33,4 +33,6 @@ async def _answer(body: bytes, arrival: float, edge: Edge) -> Response:
     num_values = sum(map(len, pooled)) // FLOAT_BYTES
     content = await off_loop_if_large(num_values, lambda: to_json(embedding_list(prepared, pooled)))
     headers = dict(ignored_fields_header(prepared.ignored_fields))
+    if prepared.num_truncated_tokens:
+        headers[TRUNCATED_TOKENS_HEADER] = str(prepared.num_truncated_tokens)
     return Response(content, headers=headers, media_type="application/json")

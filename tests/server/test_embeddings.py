@@ -171,6 +171,12 @@ async def test_openais_client_decodes_both_forms():
         ("normalize", 1, "valid boolean"),
         ("add_special_tokens", "yes", "valid boolean"),
         ("model", 5, "valid string"),
+        ("truncate_prompt_tokens", 0, "at least 1"),
+        ("truncate_prompt_tokens", 257, "window is 256"),
+        ("truncate_prompt_tokens", True, "valid integer"),
+        ("priority", 1.5, "valid integer"),
+        ("priority", 2**40, "less than or equal to"),
+        ("user", 5, "valid string"),
         ("messages", [{"role": "user", "content": "a"}], "not supported"),
         ("embed_dtype", "float16", "not supported"),
         ("use_activation", False, "not supported"),
@@ -203,6 +209,26 @@ async def test_an_input_over_the_window_is_refused_not_cut(given_input):
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "input")
     assert engine.submitted == []
+
+
+async def test_an_input_is_cut_on_request_and_that_is_reported():
+    engine = FakeEngine()
+    for limit, kept in ((2, [*b"cd"]), (-1, [*b"abcd"]), (None, [*b"abcd"])):
+        response = await post(engine, input=["abcd"], truncate_prompt_tokens=limit)
+        assert response.status_code == 200
+        assert engine.submitted[-1].prompt_token_ids == kept
+        assert response.headers.get("x-octavo-truncated-prompt-tokens") == ("2" if limit == 2 else None)
+    response = await post(engine, input=["x" * 300, [7] * 260], truncate_prompt_tokens=-1)
+    assert [len(message.prompt_token_ids) for message in engine.submitted[-2:]] == [MAX_MODEL_LEN] * 2
+    assert response.headers["x-octavo-truncated-prompt-tokens"] == "48"
+    assert response.json()["usage"]["prompt_tokens"] == 2 * MAX_MODEL_LEN
+
+
+async def test_priority_reaches_the_engine():
+    engine = FakeEngine()
+    await embed(engine, input="a")
+    await embed(engine, input="a", priority=-3)
+    assert [message.priority for message in engine.submitted] == [0, -3]
 
 
 async def test_a_request_has_a_bound_on_its_tokens(monkeypatch):
