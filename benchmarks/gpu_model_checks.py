@@ -19,11 +19,13 @@ from kernels.kv_quant import dequantise, quantise
 from kernels.model_ops.ops import ModelOps
 from kernels.model_ops.torch_ops import TorchOps
 from kernels.model_ops.triton_ops import TritonOps
+from kernels.sampling.logit_edits import LogitEdits, Penalties, apply_edits
 from kernels.sampling.sampling_batch import SamplingBatch
 from tests.kernels.paged_batches import TOLERANCES, relative_error
 
 BLOCK_SIZE = 16
 ALLOWED_QUANTISED = 1e-2  # one step of the quantisation where a rounding falls the other way
+ALLOWED_EDITED = 1e-5  # of logits near 10, rounded once or twice
 SCORED = {"temperature": 0.0, "logprobs": 0}
 
 
@@ -36,6 +38,7 @@ def measure(part: Part) -> None:
         part.check(name, lambda flag=batch_invariant: _operations(part, TritonOps(batch_invariant=flag)))
     part.check("rows alone and in a batch, bitwise", lambda: _rows_alone(part))
     part.check("sampled tokens against torch", lambda: _sampler(part))
+    part.check("edited logits against the host", lambda: _edits(part))
     if can_capture():
         part.check("graphs and overlap give the same tokens", lambda: _ways(part))
     part.check("requests alone and together, bitwise", lambda: _requests_alone(part))
@@ -146,6 +149,32 @@ def _sampler(part: Part) -> tuple[bool, Values]:
     different = TritonOps(batch_invariant=False).sample(logits, batch) != TorchOps().sample(logits, batch)
     num_different = int(different.sum())
     return num_different <= rows // 100, {"different": num_different, "rows": rows}
+
+
+def _edits(part: Part) -> tuple[bool, Values]:
+    """Biases, penalties and masks of every row, on the card and on the host: the same tokens, near numbers."""
+    rows, vocab, occurred = (4, 100, 9) if part.is_small else (64, 128_256, 3000)
+    logits = 3 * torch.randn(rows, vocab)
+    each_row = torch.arange(rows)
+    token_ids = torch.randint(vocab, (rows, occurred))
+    counts = torch.randint(4, (rows, vocab), dtype=torch.int32).gather(1, token_ids)
+    host = (
+        *(each_row, token_ids[:, 0], torch.randn(rows)),
+        *(each_row, token_ids, counts, torch.rand(rows) + 0.5, torch.randn(rows), torch.randn(rows)),
+        *(each_row, token_ids[:, 1]),
+        *(each_row, torch.randint(256, (rows, 4 * -(-vocab // 32)), dtype=torch.uint8)),
+    )
+
+    def edited(device: torch.device) -> torch.Tensor:
+        tensors = [tensor.to(device) for tensor in host]
+        result = logits.to(device, copy=True)
+        apply_edits(result, LogitEdits(*tensors[:3], Penalties(*tensors[3:9]), *tensors[9:]))
+        return result.cpu()
+
+    expected, got = edited(torch.device("cpu")), edited(part.device)
+    forbidden = expected.isinf()
+    worst = float((got - expected)[~forbidden].abs().max())
+    return torch.equal(got.isinf(), forbidden) and worst < ALLOWED_EDITED, {"worst": worst}
 
 
 def _ways(part: Part) -> tuple[bool, Values]:
