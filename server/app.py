@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from kernels import __version__
+from server.api_description import describe
 from server.api_keys import KeyRing, UnusableKeys
 from server.config import Settings, SettingsError
 from server.edge import Edge
@@ -55,8 +56,10 @@ def create_app(
     for routes in (completions, chat, responses, messages, embeddings, models, operations, tokenization):
         app.include_router(routes.router)
     add_error_handlers(app)
+    keys = key_ring(settings)
+    describe(app, needs_key=not keys.is_open, has_admin_key=keys.has_admin_key)
     # The last one added sees a request first.
-    app.add_middleware(ApiKeys, keys=key_ring(settings))
+    app.add_middleware(ApiKeys, keys=keys)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

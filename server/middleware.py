@@ -21,8 +21,7 @@ LIVENESS_PATH = "/health/live"
 REQUEST_ID_HEADER = "x-request-id"
 MESSAGES_REQUEST_ID_HEADER = "request-id"  # as Anthropic's clients look for it
 _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_ADMIN_PATHS = frozenset({"/metrics"})
-_X_API_KEY_PREFIXES = ("/v1/messages", "/v1/models")
+ADMIN_PATHS = frozenset({"/metrics"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _UNMATCHED = "unmatched"
 _QUIET_PREFIXES = ("/health", "/metrics")
@@ -51,7 +50,7 @@ class ApiKeys:
         await (self._app if refusal is None else error_response(refusal, path))(scope, receive, send)
 
     def _refusal(self, holder: KeyHolder | None, path: str) -> ApiError | None:
-        for_admin = self._keys.has_admin_key and path in _ADMIN_PATHS
+        for_admin = self._keys.has_admin_key and path in ADMIN_PATHS
         if holder is None and (for_admin or not self._keys.is_open):
             return InvalidApiKey("The Authorization header must carry a valid key: Bearer <key>.")
         if for_admin and holder is not None and not holder.is_admin:
@@ -59,10 +58,15 @@ class ApiKeys:
         return None
 
 
+def takes_x_api_key(path: str) -> bool:
+    """Clients of Anthropic's API ask here, and send their key in a header of its own."""
+    return path.startswith(("/v1/messages", "/v1/models"))
+
+
 def _given_key(headers: Headers, path: str) -> bytes | None:
-    """The key of a request; clients of Anthropic's API send it under another name."""
+    """The key of a request."""
     authorization = headers.get("authorization")
-    if authorization is None and path.startswith(_X_API_KEY_PREFIXES):
+    if authorization is None and takes_x_api_key(path):
         key = headers.get("x-api-key")
         return None if key is None else key.strip().encode("latin-1")
     scheme, _, given = (authorization or "").partition(" ")

@@ -12,12 +12,15 @@ from server.middleware import LIVENESS_PATH
 router = APIRouter(tags=["operations"])
 
 
+@router.head(LIVENESS_PATH)
 @router.get(LIVENESS_PATH)
 async def live() -> dict[str, str]:
     """The event loop answers. Needs no key."""
     return {"status": "live"}
 
 
+@router.head("/health/ready")
+@router.head("/health")
 @router.get("/health/ready")
 @router.get("/health")
 async def ready(edge: CurrentEdge) -> Response:
