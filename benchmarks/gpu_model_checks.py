@@ -156,11 +156,13 @@ def _edits(part: Part) -> tuple[bool, Values]:
     rows, vocab, occurred = (4, 100, 9) if part.is_small else (64, 128_256, 3000)
     logits = 3 * torch.randn(rows, vocab)
     each_row = torch.arange(rows)
-    token_ids = torch.randint(vocab, (rows, occurred))
-    counts = torch.randint(4, (rows, vocab), dtype=torch.int32).gather(1, token_ids)
+    token_ids = torch.stack([torch.randperm(vocab)[:occurred] for _ in range(rows)])
+    num_occurred = torch.randint(1, occurred + 1, (rows,))
+    counts = torch.randint(4, token_ids.shape, dtype=torch.int32)
     host = (
         *(each_row, token_ids[:, 0], torch.randn(rows)),
-        *(each_row, token_ids, counts, torch.rand(rows) + 0.5, torch.randn(rows), torch.randn(rows)),
+        *(each_row, torch.rand(rows) + 0.5, torch.randn(rows), torch.randn(rows), each_row.flip(0), num_occurred),
+        *(token_ids.int(), counts),
         *(each_row, token_ids[:, 1]),
         *(each_row, torch.randint(256, (rows, 4 * -(-vocab // 32)), dtype=torch.uint8)),
     )
@@ -168,7 +170,8 @@ def _edits(part: Part) -> tuple[bool, Values]:
     def edited(device: torch.device) -> torch.Tensor:
         tensors = [tensor.to(device) for tensor in host]
         result = logits.to(device, copy=True)
-        apply_edits(result, LogitEdits(*tensors[:3], Penalties(*tensors[3:9]), *tensors[9:]))
+        penalties = Penalties(*tensors[3:9], num_occurred.numpy(), *tensors[9:11])
+        apply_edits(result, LogitEdits(*tensors[:3], penalties, *tensors[11:]))
         return result.cpu()
 
     expected, got = edited(torch.device("cpu")), edited(part.device)

@@ -67,7 +67,7 @@ class StepEditor:
         names = ("bias_rows", "bias_token_ids", "biases", "forbidden_rows", "forbidden_token_ids")
         return LogitEdits(
             **{name: arrays[name] for name in (*names, "masked_rows", "masks")},
-            penalties=self._penalties(arrays, int(host["num_occurred"].max(initial=0))),
+            penalties=self._penalties(arrays, host["num_occurred"]),
         )
 
     def _mask_arrays(self, edited: list[_EditedRow], grammar: Mapping[int, bytes]) -> dict[str, np.ndarray]:
@@ -102,26 +102,25 @@ class StepEditor:
             "penalties": np.ascontiguousarray(penalties.T),
         }
 
-    def _penalties(self, arrays: Mapping[str, torch.Tensor], most_occurred: int) -> Penalties | None:
-        """Bring the table of occurrences up to date, and read the penalised rows from it."""
-        if most_occurred == 0:
+    def _penalties(self, arrays: Mapping[str, torch.Tensor], host_num_occurred: np.ndarray) -> Penalties | None:
+        """Bring the table of occurrences up to date, and point at the penalised rows in it."""
+        if not len(host_num_occurred):
             return None
-        self._reserve(most_occurred)
+        self._reserve(int(host_num_occurred.max()))
         changed = (arrays["changed_rows"], arrays["changed_places"])
         self._token_ids.index_put_(changed, arrays["changed_token_ids"])
         self._counts.index_put_(changed, arrays["changed_counts"])
-        # A row with fewer tokens than the longest repeats its last one.
-        places = torch.arange(most_occurred, device=self._counts.device)
-        places = torch.minimum(places, (arrays["num_occurred"] - 1)[:, None])  # [num_penalised, most_occurred]
-        occurred = (arrays["penalised_rows"][:, None], places)
         repetition, frequency, presence = arrays["penalties"].unbind()
         return Penalties(
             rows=arrays["penalised_places"],
-            token_ids=self._token_ids[occurred].long(),
-            counts=self._counts[occurred],
             repetition=repetition,
             frequency=frequency,
             presence=presence,
+            table_rows=arrays["penalised_rows"],
+            num_occurred=arrays["num_occurred"],
+            host_num_occurred=host_num_occurred,
+            token_ids=self._token_ids,
+            counts=self._counts,
         )
 
     def _reserve(self, num_places: int) -> None:

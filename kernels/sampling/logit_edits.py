@@ -6,7 +6,10 @@ Knows no sequences: what each row asks for comes as coordinates.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -16,14 +19,17 @@ _ELEMENTS_AT_ONCE = 1 << 22  # of temporaries: a full batch with a large vocabul
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The tokens that occurred in some rows, and what their logits lose by it."""
+    """What the logits of some rows lose for the tokens that occurred in them, and those, in rows of a larger table."""
 
     rows: torch.Tensor  # [num_penalised] int64, of the logits, no two the same
-    token_ids: torch.Tensor  # [num_penalised, num_places] int64; where a row repeats a token, its count is the same
-    counts: torch.Tensor  # [num_penalised, num_places] int32, how often each was generated; 0 = only in the prompt
     repetition: torch.Tensor  # [num_penalised] float32, > 0
     frequency: torch.Tensor  # [num_penalised] float32
     presence: torch.Tensor  # [num_penalised] float32
+    table_rows: torch.Tensor  # [num_penalised] int64
+    num_occurred: torch.Tensor  # [num_penalised] int64, distinct tokens: the first places of the table's row
+    host_num_occurred: npt.NDArray[np.int64]  # the same on the host
+    token_ids: torch.Tensor  # [num_table_rows, num_places] int32
+    counts: torch.Tensor  # [num_table_rows, num_places] int32, how often each was generated; 0 = only in the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class LogitEdits:
 
 
 def apply_edits(logits: torch.Tensor, edits: LogitEdits) -> None:
-    """Edit [num_rows, vocab_size] float32 logits in place. Rows without edits keep every bit.
+    """Edit [num_rows, vocab_size] float32 logits in place, which must be contiguous. Rows without edits keep every bit.
 
     Biases come first, then the penalties for repetition, frequency and presence: the order of vLLM. What is forbidden
     is forbidden whatever else was added, so it comes last, where no sum with an infinity is needed.
@@ -60,18 +66,26 @@ def apply_edits(logits: torch.Tensor, edits: LogitEdits) -> None:
 def _penalise(logits: torch.Tensor, penalties: Penalties) -> None:
     """Repetition divides positive logits and multiplies others (CTRL, Keskar et al. 2019, section 4.1).
 
-    Frequency is subtracted as often as the token was generated, presence once if it was.
+    Frequency is subtracted as often as the token was generated, presence once if it was. The rows' tokens are laid
+    end to end, so that a row with many costs the others nothing.
     """
-    num_penalised, num_places = penalties.token_ids.shape
-    for part in _parts(num_penalised, num_places):
-        place = (penalties.rows[part, None], penalties.token_ids[part])
-        counts = penalties.counts[part]
-        repetition = penalties.repetition[part, None]
-        old = logits[place]  # [num_rows, num_places]
+    flat_logits, vocab_size, num_places = logits.view(-1), logits.shape[1], penalties.token_ids.shape[1]
+    num_occurred = penalties.host_num_occurred
+    for part in _parts(len(num_occurred), int(num_occurred.max(initial=0))):
+        lengths = penalties.num_occurred[part]
+        each = partial(torch.repeat_interleave, repeats=lengths, output_size=int(num_occurred[part].sum()))
+        table_starts = penalties.table_rows[part] * num_places
+        # One entry a token from here on.
+        entry = each(table_starts - lengths.cumsum(0) + lengths)
+        entry += torch.arange(len(entry), device=logits.device)
+        token_ids = penalties.token_ids.view(-1).index_select(0, entry)
+        counts = penalties.counts.view(-1).index_select(0, entry)
+        target = each(penalties.rows[part] * vocab_size) + token_ids
+        old, repetition = flat_logits.index_select(0, target), each(penalties.repetition[part])
         new = torch.where(old > 0, old / repetition, old * repetition)
-        new -= penalties.frequency[part, None] * counts
-        new -= penalties.presence[part, None] * (counts > 0)
-        logits.index_put_(place, new)
+        new -= each(penalties.frequency[part]) * counts
+        new -= each(penalties.presence[part]) * (counts > 0)
+        flat_logits.index_copy_(0, target, new)
 
 
 def _forbid(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
