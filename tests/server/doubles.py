@@ -26,14 +26,20 @@ _CHAT_TEMPLATE = (
 )
 
 
-def byte_tokenizer(chat_template: str | None = _CHAT_TEMPLATE, *, adds_bos: bool = False) -> Tokenizer:
-    """Token n is byte n; then come two special tokens. With `adds_bos` a plain prompt begins with the first of them."""
+def byte_tokenizer(
+    chat_template: str | None = _CHAT_TEMPLATE, *, adds_bos: bool = False, marks: Sequence[str] = ()
+) -> Tokenizer:
+    """Token n is byte n; then come two special tokens. With `adds_bos` a plain prompt begins with the first of them.
+
+    `marks` are further special tokens, from 258 on.
+    """
     alphabet = _byte_level_alphabet()
     vocab = {alphabet[byte]: byte for byte in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>", *marks])
+    special_token_ids = frozenset(range(256, 258 + len(marks)))
     if adds_bos:
         backend.post_processor = processors.TemplateProcessing(
             single="<|im_start|> $A", special_tokens=[("<|im_start|>", 256)]
@@ -43,8 +49,8 @@ def byte_tokenizer(chat_template: str | None = _CHAT_TEMPLATE, *, adds_bos: bool
             backend=backend,
             spelling="byte_level",
             byte_fallback=False,
-            literal_ids=frozenset({256, 257}),
-            special_token_ids=frozenset({256, 257}),
+            literal_ids=special_token_ids,
+            special_token_ids=special_token_ids,
             eos_token_ids=(257,),
             chat_templates={} if chat_template is None else {"default": chat_template},
         )

@@ -255,11 +255,13 @@ def test_a_template_cannot_make_huge_values(source: str, monkeypatch: pytest.Mon
 
 def test_bounds_change_no_value() -> None:
     source = (
-        "{{ 1 ~ none ~ 'a' ~ [1] }}|{{ ['a', 2] | join(', ') }}|{{ 'abab' | replace('a', 'é', 1) }}|{{ 'a\nb' | indent }}"
+        "{{ 1 ~ none ~ 'a' ~ [1] }}|{{ ['a', 2] | join(', ') }}"
+        "|{{ 'abab' | replace('a', 'é', 1) }}|{{ 'a\nb' | indent }}"
         "|{{ '%s %03d' % ('a', 7) }}|{{ '{:>5}'.format('x') }}|{{ 'a' | center(5) }}|{{ ','.join(['a', 'b']) }}|"
         "{{ [1, 2, 3] | batch(2) | list }}|{{ 'a b c' | truncate(3) }}|{{ messages | map(attribute='role') | join }}|"
         "{% for a in [1, [2, 3]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}"
-        "|{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}|{% for x in [] %}{% else %}e{% endfor %}"
+        "|{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}"
+        "|{% for x in [] %}{% else %}e{% endfor %}"
     )
     assert ChatTemplate(source, {}).render(USER) == reference(source, USER)
 
