@@ -19,7 +19,7 @@ ADMIN = "admin"  # the name of the admin key
 MAX_KEYS = 10_000
 _MAX_FILE_BYTES = 4 << 20
 _SECONDS_BETWEEN_LOOKS = 2.0
-_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):\s*(\S+)")
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):\s*(.*)")
 
 
 class UnusableKeys(ValueError):
@@ -39,7 +39,7 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[str] = (), file: Path | None = None, admin_key: str | None = None) -> None:
         """`keys` are written `key` or `name:key`, and so are the lines of `file`. Raises UnusableKeys."""
-        self._listed = _parse(keys, "--api-key")
+        self._listed = _parse(keys, "--api-key", "key")
         self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._file = None if file is None else file.expanduser()
         self._file_state: tuple[int, int, int] | None = None
@@ -83,11 +83,11 @@ class KeyRing:
             logger.info("Read %d keys from %s again.", len(self._from_file), self._file)
 
 
-def _parse(lines: Iterable[str], where: str) -> tuple[tuple[bytes, str], ...]:
+def _parse(lines: Iterable[str], where: str, unnamed: str) -> tuple[tuple[bytes, str], ...]:
     keys: list[tuple[bytes, str]] = []
     for number, line in enumerate(lines, start=1):
         named = _NAMED.fullmatch(line)
-        name, key = (named[1], named[2]) if named else (f"key-{number}", line)
+        name, key = (named[1], named[2]) if named else (f"{unnamed}-{number}", line)
         if name == ADMIN:
             raise UnusableKeys(f"{where} has a key with the name {ADMIN}, which is that of --admin-api-key.")
         if not key or any(char.isspace() for char in key):
@@ -121,7 +121,7 @@ def _read(file: Path) -> tuple[tuple[bytes, str], ...]:
         raise UnusableKeys(f"The file of keys {file} is not UTF-8 text.") from None
     if len(text) > _MAX_FILE_BYTES:
         raise UnusableKeys(f"The file of keys {file} has more than {_MAX_FILE_BYTES} bytes.")
-    keys = _parse((line for line in lines if line and not line.startswith("#")), str(file))
+    keys = _parse((line for line in lines if line and not line.startswith("#")), str(file), "file-key")
     if not keys:
         raise UnusableKeys(f"The file of keys {file} holds none.")
     return keys

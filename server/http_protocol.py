@@ -50,7 +50,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parse, then count what was parsed as part of a head or of trailers."""
         if self._deadline is None and self._part == "idle" and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()  # blank lines may come before a request, and take away the limit on silence
-        num_parts = self._num_parts
+        num_parts = self._num_parts + (self._part == "idle")  # a head that begins does so with the data
         super().data_received(data)
         if self.transport.is_closing():
             return

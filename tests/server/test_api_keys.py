@@ -1,0 +1,131 @@
+"""Keys: how they are written, whose they are, and a file of them that changes while the server runs."""
+
+import pytest
+
+from server import api_keys
+from server.api_keys import KeyRing, UnusableKeys
+
+
+def name_of(ring: KeyRing, key: str) -> str | None:
+    holder = ring.holder(key.encode())
+    return None if holder is None else holder.name
+
+
+@pytest.fixture
+def looks_each_time(monkeypatch):
+    monkeypatch.setattr(api_keys, "_SECONDS_BETWEEN_LOOKS", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("written", "key", "name"),
+    [
+        ("secret", "secret", "key-1"),
+        ("alice:secret", "secret", "alice"),
+        ("team.a_1-x: secret", "secret", "team.a_1-x"),
+        ("alice:sk:with:colons", "sk:with:colons", "alice"),
+        ("!secret:x", "!secret:x", "key-1"),
+        ("zwölf", "zwölf", "key-1"),
+    ],
+)
+def test_a_key_may_have_a_name(written, key, name):
+    ring = KeyRing([written])
+    assert name_of(ring, key) == name
+    for wrong in ("", key[:-1], key + "x", key.upper() if key != key.upper() else "?", name):
+        assert name_of(ring, wrong) is None
+    assert not ring.is_open
+
+
+def test_without_keys_it_is_open():
+    assert KeyRing().is_open
+    assert KeyRing(admin_key="root").is_open
+    assert KeyRing().holder(b"x") is None
+
+
+def test_several_keys_may_share_a_name():
+    ring = KeyRing(["alice:old", "alice:new", "bob:other"])
+    assert [name_of(ring, key) for key in ("old", "new", "other")] == ["alice", "alice", "bob"]
+
+
+@pytest.mark.parametrize(
+    "keys", [["a b"], ["alice:"], ["alice: "], [""], ["admin:x"], ["alice:x", "bob:x"], ["alice:x", "x"], ["a\tb"]]
+)
+def test_keys_that_cannot_be_used(keys):
+    with pytest.raises(UnusableKeys) as error:
+        KeyRing(keys)
+    assert "a b" not in str(error.value)
+
+
+def test_the_admin_key_is_a_key_of_its_own():
+    ring = KeyRing(["alice:a"], admin_key="root")
+    holder = ring.holder(b"root")
+    assert holder is not None
+    assert (holder.name, holder.is_admin) == ("admin", True)
+    assert ring.holder(b"a").is_admin is False
+    with pytest.raises(UnusableKeys, match="also the key of alice"):
+        KeyRing(["alice:root"], admin_key="root")
+
+
+def test_a_file_of_keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_bytes("\ufeff# people\n\nalice: a\r\n  bob:b  \nbare\n".encode())
+    ring = KeyRing(["carol:c"], file)
+    assert [name_of(ring, key) for key in ("a", "b", "bare", "c", "people")] == [
+        "alice",
+        "bob",
+        "file-key-3",
+        "carol",
+        None,
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"# nothing\n", b"two words\n", b"\xff\xfe", b"x\n" * 3_000_000])
+def test_a_file_that_cannot_be_used(tmp_path, content):
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.raises(UnusableKeys, match="keys"):
+        KeyRing(file=file)
+    with pytest.raises(UnusableKeys, match="cannot be read"):
+        KeyRing(file=tmp_path / "none")
+
+
+def test_a_file_is_read_again_when_it_changes(tmp_path, looks_each_time, caplog):
+    file = tmp_path / "keys"
+    file.write_text("alice: a\n")
+    ring = KeyRing(["carol:c"], file)
+    new = tmp_path / "new"
+    new.write_text("bob: b\n")
+    new.replace(file)
+    assert [name_of(ring, key) for key in ("a", "b", "c")] == [None, "bob", "carol"]
+    file.write_text("# all gone, by mistake\n")
+    assert name_of(ring, "b") == "bob"
+    file.unlink()
+    assert name_of(ring, "b") == "bob"
+    file.write_text("dora: c\n")  # a key that has another name already
+    assert [name_of(ring, key) for key in ("b", "c")] == ["bob", "carol"]
+    assert sum("stay as they were" in record.getMessage() for record in caplog.records) == 3
+    file.write_text("erin: e\n")
+    assert [name_of(ring, key) for key in ("b", "c", "e")] == [None, "carol", "erin"]
+
+
+def test_a_file_is_not_looked_at_for_every_request(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("alice: a\n")
+    ring = KeyRing(file=file)
+    assert name_of(ring, "a") == "alice"
+    file.write_text("bob: b\n")
+    assert name_of(ring, "a") == "alice"
+
+
+def test_every_key_is_compared(monkeypatch):
+    compared = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr(api_keys.hmac, "compare_digest", compare)
+    ring = KeyRing(["a:first", "b:second", "c:a-much-longer-one"], admin_key="root")
+    for key in (b"first", b"second", b"", b"x" * 1000):
+        compared.clear()
+        ring.holder(key)
+        assert compared == [(32, 32)] * 4
