@@ -132,7 +132,6 @@ def describe(app: FastAPI, *, needs_key: bool, has_admin_key: bool) -> None:
             version=app.version,
             description=_DESCRIPTION,
             routes=app.routes,
-            servers=[{"url": app.root_path}] if app.root_path else None,
         )
         schemas, components = _answer_schemas()
         for path, item in whole["paths"].items():

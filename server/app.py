@@ -42,7 +42,7 @@ def create_app(
 
     `preparer` reads large requests in another process; without one they are read in threads of this one.
     """
-    app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False, root_path=settings.root_path)
+    app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
     metrics = ServerMetrics(settings.served_names[0], engine)
     app.state.edge = Edge(
         engine=engine,
@@ -71,7 +71,7 @@ def create_app(
         )
     if settings.enable_log_requests:
         app.add_middleware(RequestLog, max_bytes=settings.max_log_len)
-    app.add_middleware(Observation, metrics=metrics)
+    app.add_middleware(Observation, metrics=metrics, root_path=settings.root_path)
     return app
 
 

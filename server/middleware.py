@@ -114,10 +114,11 @@ class RequestLog:
 class Observation:
     """Gives each request an id, answers what nobody has answered, logs it, and counts it."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
-        """Record into `metrics`."""
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, root_path: str = "") -> None:
+        """Record into `metrics`. `root_path` is what a proxy puts before our paths, be it still there or not."""
         self._app = app
         self._metrics = metrics
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on and watch its answer."""
@@ -128,6 +129,7 @@ class Observation:
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         request_id = given if _USABLE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        scope["root_path"] = self._root_path or scope.get("root_path", "")
         status = CLIENT_CLOSED_REQUEST  # until an answer begins
 
         async def send_with_id(message: Message) -> None:
