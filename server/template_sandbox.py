@@ -7,7 +7,7 @@ chats and no messages.
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -37,7 +37,8 @@ _WIDE_FORMAT = re.compile(r"[%:][^}]*?(\d{6,}|\*)")  # a width of a million char
 def compile_template(source: str) -> jinja2.Template:
     """Compile a template, with bounds. Raises jinja2.TemplateSyntaxError, and what the compiler raises."""
     tree = SANDBOX.parse(source)
-    for node in tree.find_all((nodes.Name, nodes.Macro)):
+    named: list[nodes.Name | nodes.Macro] = [*tree.find_all(nodes.Name), *tree.find_all(nodes.Macro)]
+    for node in named:
         if node.name in _OWN_NAMES:
             raise jinja2.TemplateSyntaxError(f"the name {node.name} is taken", node.lineno)
     bounded = _Bounding().visit(tree)
@@ -87,8 +88,8 @@ class _Bounding(NodeTransformer):
         return node
 
 
-def _call(name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
-    return nodes.Call(nodes.Name(name, "load", lineno=lineno), arguments, [], None, None, lineno=lineno)
+def _call(name: str, arguments: Sequence[nodes.Node], lineno: int) -> nodes.Call:
+    return nodes.Call(nodes.Name(name, "load", lineno=lineno), list(arguments), [], None, None, lineno=lineno)
 
 
 class _Budget:
