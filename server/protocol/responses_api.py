@@ -39,6 +39,11 @@ def _as_items(value: object) -> object:
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
+def _as_item_type(value: object) -> object:
+    """Null is as good as no type."""
+    return "message" if value is None else value
+
+
 def _as_parts(value: object) -> object:
     """A string is short for one part of text."""
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
@@ -69,7 +74,9 @@ class InputItem(Part):
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {"caller": ({"type": "direct"},), "namespace": ()}
     without_effect: ClassVar[frozenset[str]] = frozenset({"id", "phase", "status"})
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    type: Annotated[Literal["message", "function_call", "function_call_output"], BeforeValidator(_as_item_type)] = (
+        "message"
+    )
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: _Parts | None = None
     call_id: str | None = Field(None, min_length=1, max_length=256)
