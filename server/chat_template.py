@@ -13,7 +13,9 @@ from jinja2 import meta, nodes
 
 from server.template_sandbox import SANDBOX, compile_template, render_template, reserved_names
 
-_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
+_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+)
 
 
 class ChatTemplateError(Exception):
@@ -50,6 +52,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

@@ -84,7 +84,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             "messages": [{"role": "user", "content": "Hello"}],
             "max_tokens": 3,
             "response_format": {"type": "json_schema", "json_schema": _FORMAT},
-            "chat_template_kwargs": {"enable_thinking": False},
+            "chat_template_kwargs": {},
         },
         {
             "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good"}],

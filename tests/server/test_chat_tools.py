@@ -332,6 +332,7 @@ def call_with(arguments: Any) -> dict[str, Any]:
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"chat_template_kwargs": {"octavo_tick": 1}}, "chat_template_kwargs.octavo_tick"),
+        ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs.continue_final_message"),
         ({"chat_template_kwargs": {str(i): 1 for i in range(65)}}, "chat_template_kwargs"),
         ({"documents": [{"text": "a"}]}, "documents"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
@@ -369,11 +370,11 @@ async def test_documents_and_variables_reach_a_template_that_takes_them():
         "tools": None,
         "documents": [{"text": "Rain."}],
         "reasoning_effort": "high",
-        "chat_template_kwargs": {"enable_thinking": False, "other": 1},
+        "chat_template_kwargs": {"enable_thinking": False, "other": 1, "self": 2},
     }
     answer = await post(engine, VARIABLES, **body)
     assert prompt_of(engine) == "[{'text': 'Rain.'}]highFalseWeather?"
-    assert unquote(answer.headers["x-octavo-ignored-fields"]) == "chat_template_kwargs.other"
+    assert unquote(answer.headers["x-octavo-ignored-fields"]) == "chat_template_kwargs.other,chat_template_kwargs.self"
 
 
 async def test_the_final_message_is_continued_and_echoed():
