@@ -108,9 +108,9 @@ def class_named(module: str, name: str) -> type:
 
 def _rebuilt(kind: type, fields: list[Any]) -> object:
     """An object with these fields, as it was: nothing is checked or derived again."""
-    value = object.__new__(kind)
     if not dataclasses.is_dataclass(kind) and not issubclass(kind, BaseModel):
         raise UnknownType(f"{kind.__qualname__} is not a class of data")
+    value = object.__new__(kind)
     if issubclass(kind, BaseModel):
         names = sorted(("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"))
         value.__setstate__(dict(zip(names, fields, strict=True)))
