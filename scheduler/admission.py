@@ -26,6 +26,8 @@ def refuse_unservable(request: Request, config: SchedulerConfig, manager: BlockM
     num_most = num_prompt + request.params.max_tokens
     if num_prompt == 0:
         raise RequestRefused("The prompt has no tokens.", "prompt")
+    if request.params.pooling is not None and (request.params.n, request.params.max_tokens) != (1, 0):
+        raise RequestRefused("Hidden states are pooled for requests with n 1 and max_tokens 0.", "n")
     if num_most > config.max_model_len:
         raise RequestRefused(
             f"The prompt's {num_prompt} tokens and max_tokens {request.params.max_tokens} exceed the "

@@ -17,6 +17,7 @@ def choose_victim(running: Collection[Sequence], max_preemptions: int) -> Sequen
     )
 
 
-def resume_order(sequence: Sequence) -> tuple[float, int]:
-    """Sort key of preempted sequences: the earliest arrival is resumed first."""
-    return sequence.request.arrival_time, sequence.seq_id
+def serving_order(sequence: Sequence) -> tuple[int, float, int, int]:
+    """Sort key of sequences that wait: by priority, then by arrival; siblings stand together."""
+    request = sequence.request
+    return request.priority, request.arrival_time, request.sequences[0].seq_id, sequence.index

@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from paged_cache.block_table import BlockTable
+from scheduler.grammar import GrammarState
 from scheduler.sampling_params import SamplingParams
 
 
 class SequenceStatus(Enum):
     """Where a sequence stands. Only the scheduler changes it."""
 
+    WAITING_FOR_GRAMMAR = auto()  # of its request, which is being compiled; holds no blocks
     WAITING = auto()  # not admitted yet; holds no blocks
     RUNNING = auto()  # holds blocks
     PREEMPTED = auto()  # lost its blocks, waits to be recomputed before new work is admitted
@@ -29,6 +31,9 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: BlockTable = field(default_factory=BlockTable)
     num_preemptions: int = 0
+    num_recomputed_tokens: int = 0  # computed tokens that preemptions threw away
+    num_sent_tokens: int = 0  # leading tokens whose ids the runner has got; kept where sampling looks back
+    grammar: GrammarState | None = None  # how far its tokens are along it
 
     @property
     def num_tokens(self) -> int:
@@ -50,9 +55,12 @@ class Sequence:
         """Tokens to compute before the next one can be sampled; pending ones count, the last one it may have does not.
 
         The first of several sequences stops one token short of the prompt until its siblings have been forked,
-        so that each of them computes the last prompt token itself and samples like any other sequence.
+        so that each of them computes the last prompt token itself and samples like any other sequence. A sequence
+        whose sampling depends on the tokens before has nothing to compute until those are known.
         """
         request = self.request
+        if self.num_pending_tokens and request.looks_back:
+            return 0
         if request.awaits_fork:
             return self.num_prompt_tokens - 1 - self.num_computed_tokens
         num_known = len(self.token_ids) + self.num_pending_tokens
@@ -77,9 +85,11 @@ class Request:
     aborted_indices: set[int] = field(default_factory=set)  # of sequences that were aborted before they existed
     num_scored_tokens: int = 0  # prompt tokens whose log-probabilities have been reported
     max_computed_tokens: int = field(init=False)  # of one sequence: nothing reads the last token that it may have
+    looks_back: bool = field(init=False)  # see SamplingParams
 
     def __post_init__(self) -> None:
-        """Derive the limit that every step asks for."""
+        """Derive what every step asks for."""
+        self.looks_back = self.params.looks_back
         self.max_computed_tokens = len(self.prompt_token_ids) + max(0, self.params.max_tokens - 1)
 
     @property

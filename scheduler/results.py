@@ -1,6 +1,6 @@
 """What a step's result means for one sequence: sampled tokens, the checks that end it, and scores of its prompt.
 
-Changes the sequence's tokens and its request's count of scores; never queues or blocks.
+Changes the sequence's tokens, its place in its grammar and its request's count of scores; never queues or blocks.
 """
 
 from collections.abc import Collection
@@ -23,13 +23,22 @@ def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids:
     """Append sampled tokens up to the first that ends the sequence; if there is none at all, nothing may follow it."""
     params = sequence.request.params
     if params.max_tokens == 0:
-        return AcceptedTokens((), "length")
+        return AcceptedTokens((), "length" if params.pooling is None else "stop")
     if not token_ids:
         return AcceptedTokens((), "error")
     for position, token_id in enumerate(token_ids):
         sequence.token_ids.append(token_id)
-        if token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos):
+        is_end = token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
+        if is_end and sequence.num_generated_tokens > params.min_tokens:
             return AcceptedTokens(token_ids[: position + 1], "stop", token_id)
+        grammar = sequence.grammar
+        if grammar is not None:
+            if token_id in eos_token_ids and grammar.may_end:  # nothing else could follow, so that it was let in
+                return AcceptedTokens(token_ids[: position + 1], "stop", token_id)
+            if not grammar.accept(token_id):
+                return AcceptedTokens(token_ids[: position + 1], "error")
+            if grammar.is_complete:
+                return AcceptedTokens(token_ids[: position + 1], "stop")
         if sequence.num_generated_tokens >= params.max_tokens:
             return AcceptedTokens(token_ids[: position + 1], "length")
     return AcceptedTokens(token_ids)
@@ -60,4 +69,6 @@ def build_update(
         prompt_logprobs=scores,
         finish_reason=accepted.finish_reason,
         stop_token_id=accepted.stop_token_id,
+        embedding=result.embedding,
+        num_recomputed_tokens=0 if accepted.finish_reason is None else sequence.num_recomputed_tokens,
     )

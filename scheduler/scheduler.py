@@ -10,7 +10,8 @@ from collections import deque
 from paged_cache.manager import BlockManager
 from scheduler.admission import RequestRefused, refuse_unservable
 from scheduler.config import SchedulerConfig
-from scheduler.output import KnownRow, NewRow, RowResult, SchedulerOutput, SequenceUpdate, StepResult
+from scheduler.grammar import GrammarState, MaskComputer, with_end_tokens
+from scheduler.output import GrammarMask, KnownRow, NewRow, RowResult, SchedulerOutput, SequenceUpdate, StepResult
 from scheduler.policy import choose_victim
 from scheduler.queues import SequenceQueues
 from scheduler.request import Request, Sequence, SequenceStatus
@@ -41,11 +42,12 @@ class Scheduler:
         self._queues = SequenceQueues(manager, config.max_num_seqs)
         self._in_flight: deque[SchedulerOutput] = deque()  # scheduled, not updated
         self._counters = SchedulerCounters()
+        self._masks = MaskComputer()
 
     # --- between steps ---
 
     def add(self, request: Request) -> None:
-        """Queue a request.
+        """Queue a request. One for structured output waits until `provide_grammar` brings its grammar.
 
         Raises:
             RequestRefused: if it could never run, even alone in an empty pool, or its id is in use.
@@ -56,6 +58,10 @@ class Scheduler:
             )
         refuse_unservable(request, self._config, self._manager)
         self._queues.add(request)
+
+    def provide_grammar(self, request_id: str, grammar: GrammarState) -> None:
+        """Let a request run that waits for its grammar, whose beginning this is. One that has ended is no error."""
+        self._queues.provide_grammar(request_id, grammar)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its sequences, in whatever state it is. An unknown one is no error: it has ended."""
@@ -81,12 +87,17 @@ class Scheduler:
         return bool(self._queues.sequences)
 
     @property
+    def has_runnable(self) -> bool:
+        """Some sequence runs, or could: a step has something to do, unless it waits for the result of another."""
+        return self._queues.has_runnable
+
+    @property
     def stats(self) -> SchedulerStats:
         """Counters and gauges as of now."""
         counters = self._counters
         return SchedulerStats(
             num_running=len(self._queues.running),
-            num_waiting=len(self._queues.waiting) + len(self._queues.preempted),
+            num_waiting=len(self._queues.sequences) - len(self._queues.running),
             num_blocks=self._manager.num_blocks,
             num_used_blocks=self._manager.num_used_blocks,
             num_steps=counters.num_steps,
@@ -129,11 +140,14 @@ class Scheduler:
                 self._plan_running(sequence, num_uncomputed[sequence], plan)
         if not plan.preempted:
             self._admit(plan)
-        assert not plan.is_empty or not self.has_unfinished or any(step.rows for step in self._in_flight), (
+        assert not plan.is_empty or not self.has_runnable or any(step.rows for step in self._in_flight), (
             "no progress: sequences wait and none was scheduled"
         )
         output = SchedulerOutput(
-            plan.rows(self._queues.known_to_runner), self._queues.take_forgotten(), plan.block_copies()
+            plan.rows(self._queues.known_to_runner),
+            self._queues.take_forgotten(),
+            plan.block_copies(),
+            self._grammar_masks(plan.sampling_grammars()),
         )
         plan.commit()
         self._queues.known_to_runner.update(row.seq_id for row in output.rows)
@@ -172,7 +186,7 @@ class Scheduler:
         plan.add(sequence, num_new, allocation)
 
     def _admit(self, plan: StepPlan) -> None:
-        """Admit while budget, sequence slots and blocks last: preempted sequences first, then by arrival.
+        """Admit while budget, sequence slots and blocks last: preempted sequences first, then by priority and arrival.
 
         A sequence is admitted only if all its known tokens fit now: two half-computed prompts can then never
         hold what the other needs. One block per running sequence is kept back, so that the next decodes do not
@@ -209,12 +223,27 @@ class Scheduler:
         self._counters.num_recomputed_tokens += sequence.num_computed_tokens
         self._queues.preempt(sequence)
 
+    def _grammar_masks(self, sampling: list[tuple[int, Sequence, GrammarState]]) -> tuple[GrammarMask, ...]:
+        """What rows may sample, given as (place in the step, sequence, grammar)."""
+        if not sampling:
+            return ()
+        eos = self._config.eos_token_ids
+        masks = []
+        bitmasks = self._masks.bitmasks([grammar for _, _, grammar in sampling])
+        for (place, sequence, grammar), bitmask in zip(sampling, bitmasks, strict=True):
+            if grammar.may_end:
+                params = sequence.request.params
+                ends = (*params.stop_token_ids, *(() if params.ignore_eos else eos))
+                bitmask = with_end_tokens(bitmask, ends, last_resort=eos)
+            masks.append(GrammarMask(place, bitmask))
+        return tuple(masks)
+
     # --- results ---
 
     def _take_result(self, sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> SequenceUpdate | None:
         scores = unreported_scores(sequence, row, result) if result.prompt_logprobs else ()
         accepted = AcceptedTokens()
-        if result.token_ids or result.is_dead_end:
+        if result.token_ids or result.is_dead_end or result.embedding:
             sequence.num_pending_tokens -= 1
             accepted = accept_tokens(sequence, result.token_ids, self._config.eos_token_ids)
             self._counters.num_generation_tokens += len(accepted.token_ids)

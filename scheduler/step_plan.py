@@ -6,6 +6,7 @@ Turns itself into the rows of a SchedulerOutput. Decides nothing, and changes no
 from collections.abc import Set
 
 from paged_cache.manager import Allocation
+from scheduler.grammar import GrammarState
 from scheduler.output import BlockCopy, KnownRow, NewRow
 from scheduler.request import Sequence
 
@@ -18,6 +19,7 @@ class StepPlan:
         self.budget = budget  # tokens left
         self.preempted = False  # a sequence gave way: nobody is admitted in this step
         self._planned: dict[Sequence, tuple[int, Allocation]] = {}
+        self._has_grammar = False  # of some sequence that was added
 
     @property
     def is_empty(self) -> bool:
@@ -29,6 +31,7 @@ class StepPlan:
         assert num_new_tokens > 0, f"sequence {sequence.seq_id} is scheduled for no token"
         self._planned[sequence] = (num_new_tokens, allocation)
         self.budget -= num_new_tokens
+        self._has_grammar = self._has_grammar or sequence.grammar is not None
 
     def drop(self, sequence: Sequence) -> None:
         """Take a preempted sequence out again, and its copies with it: their destinations are free for others."""
@@ -38,23 +41,38 @@ class StepPlan:
 
     def rows(self, known_to_runner: Set[int]) -> tuple[NewRow | KnownRow, ...]:
         """The rows in the order of the batch: decodes first."""
-        order = sorted(self._planned.items(), key=lambda item: item[1][0] > 1)
         return tuple(
             _known_row(sequence, num_new, allocation)
             if sequence.seq_id in known_to_runner
             else _new_row(sequence, num_new)
-            for sequence, (num_new, allocation) in order
+            for sequence, (num_new, allocation) in self._in_order()
         )
+
+    def sampling_grammars(self) -> list[tuple[int, Sequence, GrammarState]]:
+        """The rows whose next token is sampled under a grammar, with their places in the step."""
+        if not self._has_grammar:
+            return []
+        return [
+            (place, sequence, sequence.grammar)
+            for place, (sequence, (num_new_tokens, _)) in enumerate(self._in_order())
+            if sequence.grammar is not None and sequence.num_computed_tokens + num_new_tokens == sequence.num_tokens
+        ]
 
     def block_copies(self) -> tuple[BlockCopy, ...]:
         """The copies that the rows' blocks need before the step writes."""
         copied = (allocation.copy_on_write for _, allocation in self._planned.values())
         return tuple(BlockCopy(copy.src, copy.dst) for copy in copied if copy is not None)
 
+    def _in_order(self) -> list[tuple[Sequence, tuple[int, Allocation]]]:
+        """Decodes first, each with its tokens and blocks."""
+        return sorted(self._planned.items(), key=lambda item: item[1][0] > 1)
+
     def commit(self) -> None:
         """Count the planned tokens as computed: whatever is scheduled later comes later on the device too."""
         for sequence, (num_new_tokens, _) in self._planned.items():
             sequence.num_computed_tokens += num_new_tokens
+            if sequence.request.looks_back:
+                sequence.num_sent_tokens = sequence.num_tokens
             if sequence.has_computed_all:
                 sequence.num_pending_tokens += 1
 
@@ -67,6 +85,9 @@ def _known_row(sequence: Sequence, num_new_tokens: int, allocation: Allocation) 
         replaced_block=None if copied is None else (copied.position, copied.dst),
         num_computed_tokens=sequence.num_computed_tokens,
         num_new_tokens=num_new_tokens,
+        sampled_token_ids=(
+            tuple(sequence.token_ids[sequence.num_sent_tokens :]) if sequence.request.looks_back else ()
+        ),
     )
 
 

@@ -6,7 +6,7 @@ Knows no sockets and no HTTP; the process around it is server/engine_process.py.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
@@ -26,12 +26,15 @@ from paged_cache.manager import BlockManager
 from paged_cache.spec import KVCacheSpec
 from scheduler.admission import RequestRefused
 from scheduler.config import SchedulerConfig
+from scheduler.grammar import Vocabulary
 from scheduler.output import NewRow, SchedulerOutput, SequenceUpdate
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from server.config import EngineConfig
-from server.messages import EngineInfo, EngineStats, Submit
+from server.grammar_compilation import CompiledGrammar, GrammarCompilation
+from server.messages import EngineInfo, EngineStats, Rejected, Submit
 from server.startup_steps import largest_step, warm_up
+from server.tokenizer import load_tokenizer
 
 logger = logging.getLogger("octavo.engine")
 
@@ -46,7 +49,13 @@ class Engine:
     """Requests in, sequence updates out, one step at a time."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, info: EngineInfo, *, async_scheduling: bool = False
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        info: EngineInfo,
+        *,
+        grammars: GrammarCompilation | None = None,
+        async_scheduling: bool = False,
     ) -> None:
         """Wire a scheduler to the runner whose cache its blocks name; see `build_engine`.
 
@@ -54,10 +63,12 @@ class Engine:
             scheduler: over the blocks of the runner's cache.
             runner: executes its steps.
             info: for the edge.
+            grammars: compiles those that requests ask for; None = such requests are refused.
             async_scheduling: while a step runs on the device, the next one is scheduled and launched behind it.
         """
         self._scheduler = scheduler
         self._runner = runner
+        self._grammars = grammars
         self._num_steps_ahead = 1 if async_scheduling else 0
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()  # launched, not updated
         self._num_integrity_failures = 0
@@ -66,7 +77,7 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a step has anything to do, if only to take the result of one that nobody waits for."""
-        return self._scheduler.has_unfinished or bool(self._in_flight)
+        return self._scheduler.has_runnable or bool(self._in_flight)
 
     @property
     def stats(self) -> EngineStats:
@@ -74,11 +85,14 @@ class Engine:
         return EngineStats(**asdict(self._scheduler.stats), num_integrity_failures=self._num_integrity_failures)
 
     def submit(self, message: Submit) -> None:
-        """Queue a request.
+        """Queue a request. One for structured output runs when `take_grammars` has found its grammar compiled.
 
         Raises:
             RequestRefused: also for a token id without an embedding, which would end the engine in its next step.
         """
+        wanted = message.params.structured_output
+        if wanted is not None and self._grammars is None:
+            raise RequestRefused(f"{wanted.param} is not supported by this engine.", wanted.param)
         if (
             not 0
             <= min(message.prompt_token_ids, default=0)
@@ -95,6 +109,25 @@ class Engine:
                 message.priority,
             )
         )
+        if wanted is not None and self._grammars is not None:
+            compiled = self._grammars.request(message.request_id, wanted)
+            if compiled is not None:
+                self._take_grammar(compiled)
+
+    def take_grammars(self) -> list[Rejected]:
+        """Let the requests run whose grammars are compiled by now; those whose grammars cannot be are ended."""
+        if self._grammars is None:
+            return []
+        finished = self._grammars.take_finished()
+        for compiled in finished:
+            self._take_grammar(compiled)
+        return [Rejected(c.request_id, c.message, c.param) for c in finished if c.state is None]
+
+    def _take_grammar(self, compiled: CompiledGrammar) -> None:
+        if compiled.state is not None:
+            self._scheduler.provide_grammar(compiled.request_id, compiled.state)
+        else:
+            self._scheduler.abort(compiled.request_id)
 
     def abort(self, request_id: str, index: int | None) -> None:
         """End a request or one of its sequences, in whatever state."""
@@ -106,7 +139,7 @@ class Engine:
         With async scheduling the update is that of the step before, which runs meanwhile: the first of the steps
         brings nothing yet, and when nothing is left to schedule the last result is taken by a step of its own.
         """
-        if self._scheduler.has_unfinished:
+        if self._scheduler.has_runnable:
             output = self._scheduler.schedule()
             self._in_flight.append((output, self._runner.launch(output)))
             if len(self._in_flight) <= self._num_steps_ahead:
@@ -129,12 +162,17 @@ class Engine:
             )
 
 
-def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], None]) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    on_progress: Callable[[str, int, int], None],
+    on_grammar: Callable[[], None] = lambda: None,
+) -> Engine:
     """Load the model, size the cache and wire the engine.
 
     Args:
         config: from the edge's settings.
         on_progress: called with the stage, and how much of it is done of how much in all.
+        on_grammar: called from a thread when `Engine.take_grammars` has something to take.
 
     Raises:
         UnservableSettings, ModelError, BackendUnavailableError, NotEnoughMemory: for a person to read.
@@ -172,21 +210,11 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
     # A sequence longer than the whole pool could never end: the limit that clients see says so from the start.
     max_model_len = min(max_model_len, num_blocks * config.block_size)
     scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            eos_token_ids=frozenset(model.config.eos_token_ids),
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-        ),
+        _scheduler_config(config, max_model_len, model.config.eos_token_ids),
         BlockManager(num_blocks, config.block_size),
     )
     kv_cache = KVCache(spec, num_blocks, device)
-    graphs = None
-    if batch_sizes:
-        longest = -(-max_model_len // config.block_size)
-        graphs = CudaGraphs(model, cast("GraphableBackend", backend), kv_cache, batch_sizes, longest)
-        graphs.capture(lambda done, total: on_progress("graphs", done, total))
+    graphs = _capture_graphs(model, backend, kv_cache, batch_sizes, max_model_len, on_progress)
     runner = ModelRunner(
         model,
         backend,
@@ -209,7 +237,44 @@ def build_engine(config: EngineConfig, on_progress: Callable[[str, int, int], No
         load_seconds=time.monotonic() - started,
         kv_cache_bytes=num_blocks * spec.bytes_per_block,
     )
-    return Engine(scheduler, runner, info, async_scheduling=bool(config.async_scheduling))
+    grammars = GrammarCompilation(lambda: _load_vocabulary(config.model_path), info.vocab_size, on_grammar)
+    return Engine(scheduler, runner, info, grammars=grammars, async_scheduling=bool(config.async_scheduling))
+
+
+def _capture_graphs(
+    model: Decoder,
+    backend: AttentionBackend,
+    kv_cache: KVCache,
+    batch_sizes: list[int],
+    max_model_len: int,
+    on_progress: Callable[[str, int, int], None],
+) -> CudaGraphs | None:
+    if not batch_sizes:
+        return None
+    longest = -(-max_model_len // kv_cache.spec.block_size)
+    graphs = CudaGraphs(model, cast("GraphableBackend", backend), kv_cache, batch_sizes, longest)
+    graphs.capture(lambda done, total: on_progress("graphs", done, total))
+    return graphs
+
+
+def _scheduler_config(config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int]) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        eos_token_ids=frozenset(eos_token_ids),
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+    )
+
+
+def _load_vocabulary(model_path: str) -> Vocabulary:
+    """The tokens that grammars are followed with. Raises TokenizerError."""
+    tokenizer = load_tokenizer(Path(model_path))
+    return Vocabulary(
+        [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)],
+        tokenizer.special_token_ids,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+    )
 
 
 def _select_device(name: str) -> torch.device:

@@ -36,6 +36,10 @@ logger = logging.getLogger("octavo.engine")
 HEARTBEAT_SECONDS = 1.0
 
 
+class Woken:
+    """In the inbox: the engine itself has something to do."""
+
+
 class Outbox:
     """Sends from a thread of its own: an edge that reads slowly never holds up a step."""
 
@@ -75,10 +79,14 @@ class Inbox:
         """Start the thread."""
         self._connection = connection
         self._codec = codec
-        self._messages: queue.SimpleQueue[EdgeMessage | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[EdgeMessage | Woken | None] = queue.SimpleQueue()
         threading.Thread(target=self._receive_all, name="inbox", daemon=True).start()
 
-    def take(self, timeout: float) -> EdgeMessage | None:
+    def wake(self) -> None:
+        """Let `take` return, from any thread."""
+        self._messages.put(Woken())
+
+    def take(self, timeout: float) -> EdgeMessage | Woken:
         """The next message.
 
         Raises:
@@ -107,6 +115,8 @@ def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
             _take_messages(engine, inbox, outbox)
         except ConnectionError:
             return
+        for rejected in engine.take_grammars():
+            outbox.send(rejected)
         if engine.has_unfinished:
             updates, checked = engine.step(), False
         else:
@@ -150,15 +160,17 @@ def main() -> None:
         return
     configure_logging(config.log_level)
     codec = MessageCodec(EdgeMessage)
-    outbox = Outbox(connection, codec)
+    outbox, inbox = Outbox(connection, codec), Inbox(connection, codec)
     try:
-        engine = build_engine(config, lambda stage, done, total: outbox.send(LoadProgress(stage, done, total)))
+        engine = build_engine(
+            config, lambda stage, done, total: outbox.send(LoadProgress(stage, done, total)), inbox.wake
+        )
     except (ModelError, BackendUnavailableError, UnservableSettings, NotEnoughMemory) as failure:
         outbox.send(EngineFailure(str(failure)))
         outbox.close()
         sys.exit(1)
     outbox.send(engine.info)
-    run_loop(engine, Inbox(connection, codec), outbox)
+    run_loop(engine, inbox, outbox)
 
 
 if __name__ == "__main__":

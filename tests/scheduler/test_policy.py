@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from scheduler.policy import choose_victim, resume_order
+from scheduler.policy import choose_victim, serving_order
 
 
 def sequence(seq_id, num_computed_tokens=10, num_preemptions=0, arrival_time=0.0):
@@ -30,6 +30,15 @@ def test_who_was_preempted_often_is_spared_while_another_is_left():
     assert victim_id(sequence(1, 5, num_preemptions=2), sequence(2, 500, num_preemptions=9)) == 1
 
 
-def test_the_earliest_arrival_is_resumed_first():
-    waiting = [sequence(1, arrival_time=2.0), sequence(3, arrival_time=1.0), sequence(2, arrival_time=1.0)]
-    assert [s.seq_id for s in sorted(waiting, key=resume_order)] == [2, 3, 1]
+def waiting(seq_id, arrival_time, priority=0, first=None, index=0):
+    request = SimpleNamespace(arrival_time=arrival_time, priority=priority)
+    made = SimpleNamespace(seq_id=seq_id, index=index, request=request)
+    request.sequences = [first or made]
+    return made
+
+
+def test_the_lowest_priority_number_goes_first_then_the_earliest_arrival_then_who_was_added_first():
+    first = waiting(4, 2.0)
+    queue = [waiting(1, 3.0), waiting(2, 5.0, priority=-1), waiting(3, 1.0, priority=1), first, waiting(5, 2.0)]
+    queue += [waiting(7, 2.0, first=first, index=2), waiting(6, 2.0, first=first, index=1)]
+    assert [s.seq_id for s in sorted(queue, key=serving_order)] == [2, 4, 6, 7, 5, 1, 3]
