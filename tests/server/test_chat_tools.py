@@ -78,27 +78,40 @@ async def test_an_answer_of_calls_alone_has_no_content():
     assert message["content"] is None
 
 
+ANSWERS = [
+    *[TEXT, write(HERMES, CALLS[:1]), TEXT + "\nDone.", TEXT[:-30], "<tool_call>broken</tool_call> \n", ""],
+    *data_files.naughty_strings()[::5],
+    *data_files.emoji()[::100],
+    *("".join(clusters) for clusters in data_files.grapheme_tests()[::20]),
+]
+
+
 @given(
-    chunks=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    text=st.sampled_from(
-        [
-            TEXT,
-            write(HERMES, CALLS[:1]),
-            "no call",
-            "",
-            "<tool_call>broken</tool_call> \n",
-            TEXT + "\nDone.",
-            TEXT[:-30],
-        ]
+    text=st.sampled_from(ANSWERS[:6]) | st.sampled_from(ANSWERS),
+    stop=st.lists(st.text(min_size=1, max_size=2), max_size=2),
+    cut=st.integers(0, 40),
+    fields=st.fixed_dictionaries(
+        {"tools": st.sampled_from([TOOLS, TOOLS, None]), "n": st.integers(1, 2)},
+        optional={
+            "include_stop_str_in_output": st.booleans(),
+            "skip_special_tokens": st.booleans(),
+            "logprobs": st.booleans(),
+            "max_tokens": st.integers(0, 60),
+        },
     ),
-    logprobs=st.booleans(),
-    n=st.integers(1, 2),
+    chunks=st.lists(st.integers(1, 9), min_size=1, max_size=4),
 )
-@settings(max_examples=25, deadline=None)
-async def test_a_stream_says_what_the_whole_answer_says(chunks, text, logprobs, n):
-    body = {"logprobs": logprobs, "n": n}
-    whole = (await post(engine_that(text, chunks=chunks), **body)).json()
-    events = events_of(await post(engine_that(text, chunks=chunks), stream=True, **body))
+@settings(max_examples=60, deadline=None)
+async def test_a_stream_says_what_the_whole_answer_says(text, stop, cut, fields, chunks):
+    stop = [*stop, *([text[cut : cut + 3]] if text[cut : cut + 3] and cut % 2 else [])]
+    body = {"stop": stop, **fields}
+    n = fields["n"]
+    script = [*text.encode(), 256, *text.encode()[:3], EOS]
+    engines = [engine_that("", chunks=chunks) for _ in range(2)]
+    for engine in engines:
+        engine.script = lambda _message, index: script[index:]
+    whole = (await post(engines[0], **body)).json()
+    events = events_of(await post(engines[1], stream=True, **body))
     for index in range(n):
         message: dict[str, Any] = {"content": "", "tool_calls": []}
         tokens, reasons, roles = [], [], []
