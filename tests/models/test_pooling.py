@@ -104,12 +104,13 @@ def test_a_preempted_prompt_begins_again(model, hidden, pooling):
     params = SamplingParams(max_tokens=0, pooling=pooling)
     rows = Rows(Served(model, max_num_seqs=1))
     rows.runner.execute(SchedulerOutput((rows.row(2, 15, params),)))
-    rows.runner.execute(SchedulerOutput((rows.row(3, 1000, params),), finished_seq_ids=(2,)))
+    [other] = rows.runner.execute(SchedulerOutput((rows.row(3, 1000, params),), finished_seq_ids=(2,))).rows
     rows.num_computed[2] = 0
     rows.runner.execute(SchedulerOutput((rows.row(2, 20, params),), finished_seq_ids=(3,)))
     [result] = rows.runner.execute(SchedulerOutput((rows.row(2, 1000, params),))).rows
-    expected = expected_vector(hidden[2], pooling)
-    np.testing.assert_allclose(np.frombuffer(result.embedding, "<f4"), expected, rtol=1e-4, atol=1e-5)
+    for prompt, embedding in ((2, result.embedding), (3, other.embedding)):
+        expected = expected_vector(hidden[prompt], pooling)
+        np.testing.assert_allclose(np.frombuffer(embedding, "<f4"), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_half_precision_is_summed_in_float32(model):
