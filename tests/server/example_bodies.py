@@ -56,8 +56,29 @@ _ITEMS = [
     {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
     {"type": "message", "role": "user", "content": "And now?"},
 ]
-_FORMAT = {"name": "weather", "schema": _SCHEMA, "strict": True}
+_FORMAT = {"name": "weather", "description": "What it is like.", "schema": _SCHEMA, "strict": True}
 _RESPONSES_FORMAT = {"type": "json_schema", **_FORMAT}
+
+_BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+_TEXT_PARTS = [{"type": "text", "text": "Be brief.", **_BREAKPOINT}]
+_LABELS = {"user": "ann", "safety_identifier": "ann", "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
+_ALLOWED = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+_SCORED = {"token": "a", "logprob": -0.5, "bytes": [97]}
+_INPUT_PARTS = [{"type": "input_text", "text": "Oslo?", **_BREAKPOINT}]
+_OUTPUT_PARTS = [
+    {"type": "output_text", "text": "a", "annotations": [], "logprobs": [{**_SCORED, "top_logprobs": [_SCORED]}]},
+    {"type": "refusal", "refusal": "No."},
+]
+_OF_ITEM = {"id": "item_1", "status": "completed"}
+_OF_CALL = {**_OF_ITEM, "call_id": "call_1", "name": "get_weather", "caller": {"type": "direct"}}
+# As answers are sent back, with all that OpenAI's clients leave in them.
+_WIDE_ITEMS = [
+    {"type": "message", "role": "user", "content": _INPUT_PARTS, "phase": None, **_OF_ITEM},
+    {"type": "function_call", "arguments": "{}", **_OF_CALL},
+    {"type": "function_call_output", "output": _INPUT_PARTS, **_OF_CALL},
+    {"type": "message", "role": "assistant", "content": _OUTPUT_PARTS, "phase": "final_answer", **_OF_ITEM},
+]
+_WIDE_TOOL = {**_RESPONSES_FUNCTION, "defer_loading": False, "allowed_callers": ["direct"]}
 
 # The first of each route is as small as its answer may be; the others reach into everything that it takes.
 BODIES: dict[str, list[dict[str, Any]]] = {
@@ -67,6 +88,14 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"prompt": [72, 101], "max_tokens": 3, **SAMPLING, "best_of": 3},
         {"prompt": "a", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}},
         {"prompt": "a", "max_tokens": 3, "structured_outputs": {"regex": "[a-z]+"}},
+        {
+            "model": "byte-model",
+            "prompt": "a",
+            "max_tokens": 3,
+            "stream": True,
+            "stream_options": {"include_obfuscation": True, "continuous_usage_stats": True},
+            **_LABELS,
+        },
     ],
     "/v1/chat/completions": [
         {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3},
@@ -91,11 +120,45 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             "max_tokens": 3,
             "add_generation_prompt": False,
             "continue_final_message": True,
+            "response_format": {"type": "text"},
+        },
+        {
+            "model": "byte-model",
+            "messages": [
+                {"role": "developer", "content": _TEXT_PARTS, "name": "dev"},
+                {"role": "system", "content": _TEXT_PARTS, "name": "sys"},
+                {"role": "user", "content": _TEXT_PARTS},
+                {"role": "assistant", "content": _TEXT_PARTS, "name": "bot", "tool_calls": [_CALL]},
+                {"role": "tool", "content": _TEXT_PARTS, "tool_call_id": "call_1"},
+            ],
+            "max_tokens": 3,
+            "tools": [{"type": "function", "function": {**_FUNCTION, "strict": True}}],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": _ALLOWED},
+            "metadata": {"a": "b"},
+            "modalities": ["text"],
+            "reasoning_effort": "none",
+            "service_tier": "auto",
+            "store": False,
+            "verbosity": "medium",
+            "stream": True,
+            "stream_options": {"include_obfuscation": True},
+            **_LABELS,
+        },
+        {
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 3,
+            "response_format": {"type": "json_object"},
         },
     ],
     "/v1/embeddings": [
         {"input": "Hello"},
-        {"input": ["Hello", "Good day"], "encoding_format": "base64", "dimensions": 4, "pooling": "mean"},
+        {
+            "model": "byte-model",
+            "input": ["Hello", "Good day"],
+            "encoding_format": "base64",
+            "dimensions": 4,
+            "pooling": "mean",
+        },
         {"input": [[72, 101], [108]], "encoding_format": "float", "user": "ann"},
     ],
     "/tokenize": [
@@ -125,6 +188,32 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             "stream": True,
         },
         {"input": "Hello", "max_output_tokens": 3, "store": False, "text": {"format": _RESPONSES_FORMAT}},
+        {"input": "Hello", "max_output_tokens": 3, "text": {"format": {"type": "json_object"}, "verbosity": "medium"}},
+        {
+            "model": "byte-model",
+            "input": _WIDE_ITEMS,
+            "max_output_tokens": 3,
+            "max_tool_calls": 3,
+            "background": False,
+            "service_tier": "auto",
+            "text": {"format": {"type": "text"}},
+            "reasoning": {
+                "effort": "none",
+                "mode": "standard",
+                "summary": "auto",
+                "generate_summary": "auto",
+                "context": "auto",
+            },
+            "tools": [_WIDE_TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "get_weather"}],
+            },
+            "stream": True,
+            "stream_options": {"include_obfuscation": True},
+            **_LABELS,
+        },
     ],
     "/v1/responses/input_tokens": [
         {"input": "Hello"},
