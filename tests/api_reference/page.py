@@ -24,8 +24,8 @@ llama.cpp that are taken besides. `/docs` and `/openapi.json` describe the same 
 - **refused**: 400, and `param` names the field. null is the same as absent everywhere.
 - A field that nobody knows is ignored, and the header `x-octavo-ignored-fields` names it.
 
-In the tables `a.b` is b inside of a, `a[]` each of a list, `a[x]` and `a(x)` where `type` or `role` is x. A field that is
-refused, or absent from answers, stands for all that is in it.
+In the tables `a.b` is b inside of a, `a[]` each of a list, `a[x]` and `a(x)` where `type` or `role` is x. A field that
+is refused, or absent from answers, stands for all that is in it.
 """
 _TITLES = {
     "CreateCompletionRequest": "`POST /v1/completions`",
@@ -92,7 +92,15 @@ def _fields_of(model: type[RequestFields], told: Collection[str]) -> list[str]:
     ]
     refused = sorted(set(model.neutral) - set(told) - _neutral_of_parent(model))
     lines = ["| field | range | |", "|---|---|---|", *rows, ""]
-    return [*lines, "Refused by name: " + ", ".join(f"`{name}`" for name in refused) + ".", ""] if refused else lines
+    return (
+        [
+            *lines,
+            "Refused by name, but where they would change nothing: " + ", ".join(f"`{name}`" for name in refused) + ".",
+            "",
+        ]
+        if refused
+        else lines
+    )
 
 
 def _neutral_of_parent(model: type[RequestFields]) -> frozenset[str]:
