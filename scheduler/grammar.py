@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import llguidance
 
@@ -165,17 +166,18 @@ def _tokenizer(vocabulary: Vocabulary, vocab_size: int) -> llguidance.LLTokenize
     tokens = [*vocabulary.tokens[:vocab_size]]
     tokens += [b""] * (padded_size - len(tokens))
     special = sorted(i for i in vocabulary.special_token_ids if i < vocab_size)
-    wrapper = llguidance.TokenizerWrapper(_WrappedVocabulary(vocabulary, tokens, special))
-    return llguidance.LLTokenizer(wrapper, n_vocab=padded_size + 1, eos_token=padded_size)
+    wrapped = cast("llguidance.TokenizerWrapper", _WrappedVocabulary(vocabulary, tokens, special))
+    return llguidance.LLTokenizer(wrapped, n_vocab=padded_size + 1, eos_token=padded_size)
 
 
 class _WrappedVocabulary:
-    """What the library asks of a tokenizer.
+    """What the library asks of a tokenizer, with the attributes of its own TokenizerWrapper.
 
     It calls it with a text that a grammar leaves no choice about, and then allows the first of the tokens alone: they
-    must spell the text exactly, without a special token.
+    must spell the text exactly, without a special token. The wrapper itself would try one out on a text of its own.
     """
 
+    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary, tokens: list[bytes], special: list[int]) -> None:
@@ -187,12 +189,12 @@ class _WrappedVocabulary:
         self._ids = {token: i for i, token in enumerate(tokens) if token and i not in self._special}
         self._longest = max(map(len, self._ids), default=0)
 
-    def __call__(self, text: bytes) -> list[int]:
-        token_ids = self._encode(text.decode("utf-8", "replace"))
+    def __call__(self, text: str) -> list[int]:
+        token_ids = self._encode(text)
         is_plain = all(i < self.eos_token_id and i not in self._special for i in token_ids)
-        if is_plain and b"".join(self.tokens[i] for i in token_ids) == text:
+        if is_plain and b"".join(self.tokens[i] for i in token_ids) == text.encode():
             return token_ids
-        return self._longest_matches(text)
+        return self._longest_matches(text.encode())
 
     def _longest_matches(self, text: bytes) -> list[int]:
         """Other tokens for a text whose own ones do not do: a tokenizer may put a space before it, for instance."""

@@ -8,7 +8,7 @@ from scheduler.output import SchedulerOutput, SequenceUpdate
 from scheduler.request import Request, SequenceStatus
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
-from tests.scheduler.fake_runner import FakeRunner, PendingStep, expected_tokens
+from tests.scheduler.fake_runner import FakeRunner, PendingStep, compiled, expected_tokens
 
 
 class Bench:
@@ -27,13 +27,20 @@ class Bench:
         self.finish_reasons: dict[tuple[str, int], str] = {}
         self.prompt_logprobs: dict[str, list[int]] = {}
 
-    def add(self, name, prompt_len=5, **params):
+    def add(self, name, prompt_len=5, priority=0, with_grammar=True, **params):
+        """Add a request; `with_grammar` is false if its grammar shall come later, by `provide_grammar`."""
         prompt = tuple((len(self.requests) * 7 + i) % 50 for i in range(prompt_len))
         params = SamplingParams(**{"max_tokens": 5, "seed": len(self.requests), **params})
-        request = Request(name, prompt, params, arrival_time=float(len(self.requests)))
+        request = Request(name, prompt, params, arrival_time=float(len(self.requests)), priority=priority)
         self.scheduler.add(request)
         self.requests[name] = request
+        if params.structured_output is not None and with_grammar:
+            self.provide_grammar(name)
         return request
+
+    def provide_grammar(self, name):
+        grammar = compiled(self.requests[name].params.structured_output)
+        self.scheduler.provide_grammar(name, grammar.fork())
 
     def step(self):
         """One turn of the loop; returns what it scheduled."""

@@ -1,15 +1,46 @@
 """A deterministic stand-in for the model runner that knows what every slot of the cache must hold.
 
 A slot keeps a digest of the whole prefix up to its token, so that a wrong block table, a missed copy or a block
-handed out twice shows as a wrong prefix. The next token is a function of the prefix, the seed and the index.
+handed out twice shows as a wrong prefix. The next token is a function of the prefix, the seed, the index and, where
+there is a grammar, of what that allows.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 
+from scheduler.grammar import GrammarCompiler, GrammarState, Vocabulary
 from scheduler.output import KnownRow, NewRow, RowResult, SchedulerOutput, StepResult, TokenLogprobs
-from scheduler.sampling_params import SamplingParams
+from scheduler.sampling_params import SamplingParams, StructuredOutput
 
 VOCAB_SIZE = 50
+SPECIAL_TOKEN_IDS = (3, 17, 31)
+_WORDS = (
+    *'{}[]":,-.0123456789abcdefxyz \n',
+    *("true", "null", '{"a":', '"b":', ', "c"', "]}", "ab", "abc", "aa"),
+)
+
+
+def fake_vocabulary() -> Vocabulary:
+    """50 tokens, with pieces of JSON among them; the special ones are spelled as others are."""
+    words = [word.encode() for word in _WORDS]
+    tokens = []
+    for token_id in range(VOCAB_SIZE):
+        tokens.append(b"ab" if token_id in SPECIAL_TOKEN_IDS else words.pop(0) if words else b"")
+    assert not words
+    ids = {token: i for i, token in enumerate(tokens) if len(token) == 1}
+    return Vocabulary(tokens, SPECIAL_TOKEN_IDS, lambda text: [ids[char.encode()] for char in text])
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    """Of the fake vocabulary."""
+    return GrammarCompiler(fake_vocabulary(), VOCAB_SIZE)
+
+
+@cache
+def compiled(wanted: StructuredOutput) -> GrammarState:
+    """The beginning of a grammar; to be forked."""
+    return compiler().compile(wanted)
 
 
 def prefix_digests(token_ids: list[int]) -> list[int]:
@@ -21,20 +52,39 @@ def prefix_digests(token_ids: list[int]) -> list[int]:
     return digests
 
 
-def next_token(token_ids: list[int], params: SamplingParams, index: int) -> int:
-    """What the fake model says after `token_ids`."""
-    return hash((prefix_digests(token_ids)[-1], params.seed, index)) % VOCAB_SIZE
+def allowed_tokens(bitmask: bytes) -> list[int]:
+    """The token ids whose bits are set."""
+    return [8 * place + bit for place, byte in enumerate(bitmask) for bit in range(8) if byte >> bit & 1]
+
+
+def next_token(token_ids: list[int], params: SamplingParams, index: int, allowed: list[int] | None = None) -> int:
+    """What the fake model says after `token_ids`, of all tokens or of those that are allowed."""
+    choice = hash((prefix_digests(token_ids)[-1], params.seed, index))
+    return choice % VOCAB_SIZE if allowed is None else allowed[choice % len(allowed)]
 
 
 def expected_tokens(prompt: list[int], params: SamplingParams, index: int, eos: frozenset[int]) -> list[int]:
     """The tokens of one sequence, made without any scheduler."""
     token_ids = list(prompt)
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
-    for _ in range(params.max_tokens):
-        token_ids.append(next_token(token_ids, params, index))
-        if token_ids[-1] in stops:
+    grammar = None if params.structured_output is None else compiled(params.structured_output).fork()
+    for num_generated in range(params.max_tokens):
+        allowed = None if grammar is None else _allowed(grammar, stops, eos)
+        if allowed == []:
+            break
+        token_ids.append(next_token(token_ids, params, index, allowed))
+        if token_ids[-1] in stops and num_generated >= params.min_tokens:
+            break
+        if grammar is not None and (token_ids[-1] in eos or not grammar.accept(token_ids[-1]) or grammar.is_complete):
             break
     return token_ids[len(prompt) :]
+
+
+def _allowed(grammar: GrammarState, stops: set[int], eos: frozenset[int]) -> list[int]:
+    following = allowed_tokens(grammar.bitmask())
+    if not grammar.may_end:
+        return following
+    return sorted({*following, *stops}) or sorted(eos)
 
 
 @dataclass
@@ -44,6 +94,7 @@ class _State:
     block_ids: list[int]
     params: SamplingParams
     index: int
+    num_told: int  # leading tokens whose ids the scheduler has sent
 
 
 @dataclass
@@ -82,7 +133,11 @@ class FakeRunner:
             self._write(row)
         num_new = [row.num_new_tokens for row in output.rows]
         assert num_new == sorted(num_new, key=lambda n: n > 1), "decodes do not come first"
-        return PendingStep(tuple(self._read_and_sample(row) for row in output.rows))
+        allowed = {mask.place: allowed_tokens(mask.bitmask) for mask in output.grammar_masks}
+        assert len(allowed) == len(output.grammar_masks)
+        return PendingStep(
+            tuple(self._read_and_sample(row, allowed.get(place)) for place, row in enumerate(output.rows))
+        )
 
     def _copy_blocks(self, output: SchedulerOutput) -> None:
         sources = {copy.src for copy in output.block_copies}
@@ -104,10 +159,21 @@ class FakeRunner:
         if isinstance(row, NewRow):
             assert row.seq_id not in self.states, "a known sequence arrived as new"
             self.states[row.seq_id] = _State(
-                list(row.token_ids), row.num_prompt_tokens, list(row.block_ids), row.params, row.index
+                list(row.token_ids),
+                row.num_prompt_tokens,
+                list(row.block_ids),
+                row.params,
+                row.index,
+                num_told=len(row.token_ids),
             )
             return
         state = self.states[row.seq_id]
+        if state.params.looks_back:
+            untold = tuple(state.token_ids[state.num_told :])
+            assert row.sampled_token_ids == untold, "the runner is not told what it must look back at"
+            state.num_told = len(state.token_ids)
+        else:
+            assert row.sampled_token_ids == ()
         if row.replaced_block is not None:
             position, block_id = row.replaced_block
             state.block_ids[position] = block_id
@@ -120,7 +186,7 @@ class FakeRunner:
         for position in range(row.num_computed_tokens, row.num_computed_tokens + row.num_new_tokens):
             self.slots[self._slot(state, position)] = digests[position]
 
-    def _read_and_sample(self, row: NewRow | KnownRow) -> RowResult:
+    def _read_and_sample(self, row: NewRow | KnownRow, allowed: list[int] | None) -> RowResult:
         state = self.states[row.seq_id]
         end = row.num_computed_tokens + row.num_new_tokens
         for position, digest in enumerate(prefix_digests(state.token_ids)[:end]):
@@ -135,8 +201,14 @@ class FakeRunner:
                 for position in range(row.num_computed_tokens + 1, last_scored + 1)
             )
         if end < len(state.token_ids):
+            assert allowed is None, "a mask for a row that samples nothing"
             return RowResult(prompt_logprobs=scored)
-        token_id = next_token(state.token_ids, state.params, state.index)
+        if state.params.pooling is not None:
+            return RowResult(embedding=str(prefix_digests(state.token_ids)[-1]).encode())
+        assert (allowed is None) == (state.params.structured_output is None), "a grammar without a mask"
+        if allowed == []:
+            return RowResult(prompt_logprobs=scored, is_dead_end=True)
+        token_id = next_token(state.token_ids, state.params, state.index, allowed)
         state.token_ids.append(token_id)
         return RowResult((token_id,), prompt_logprobs=scored)
 

@@ -8,10 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.admission import RequestRefused
+from scheduler.sampling_params import StructuredOutput
 from scheduler.scheduler import MAX_STEPS_IN_FLIGHT
 from tests.scheduler.bench import Bench
 
 EOS = frozenset({3, 17, 31})
+GRAMMARS = [
+    StructuredOutput("json_object"),
+    StructuredOutput("json_schema", '{"properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
+    StructuredOutput("regex", "(ab|c)*"),
+    StructuredOutput("choice", '["a", "ab", "abc", "zzz"]'),
+    StructuredOutput("grammar", 'start: "[" start? "]"'),
+]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -39,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.aborted: set[tuple[str, int]] = set()
         self.num_added = 0
+        self.awaiting_grammar: set[str] = set()
 
     @rule(
         prompt_len=st.integers(1, 30),
@@ -46,18 +55,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 3]),
         ignore_eos=st.booleans(),
         scored=st.sampled_from([None, 0]),
+        penalty=st.sampled_from([0.0, 0.0, 0.5]),
+        grammar=st.sampled_from([None, None, None, *GRAMMARS]),
+        with_grammar=st.booleans(),
+        priority=st.sampled_from([0, 0, -1, 2]),
     )
-    def add(self, prompt_len, max_tokens, n, ignore_eos, scored):
+    def add(self, prompt_len, max_tokens, n, ignore_eos, scored, penalty, grammar, with_grammar, priority):
         self.num_added += 1
         params = {"max_tokens": max_tokens, "n": n, "ignore_eos": ignore_eos, "prompt_logprobs": scored}
+        params |= {"presence_penalty": penalty, "structured_output": grammar}
         num_blocks = self.bench.scheduler.stats.num_blocks
         fits = prompt_len + max_tokens <= num_blocks * self.bench.runner.block_size
         try:
-            self.bench.add(f"r{self.num_added}", prompt_len, **params)
+            self.bench.add(f"r{self.num_added}", prompt_len, priority, with_grammar, **params)
         except RequestRefused:
             assert not fits
         else:
             assert fits
+            if grammar is not None and not with_grammar:
+                self.awaiting_grammar.add(f"r{self.num_added}")
+
+    @precondition(lambda self: self.awaiting_grammar)
+    @rule(data=st.data())
+    def provide_grammar(self, data):
+        name = data.draw(st.sampled_from(sorted(self.awaiting_grammar)))
+        self.awaiting_grammar.discard(name)
+        self.bench.provide_grammar(name)
 
     @rule(data=st.data(), whole=st.booleans())
     def abort(self, data, whole):
@@ -72,7 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(num_steps=st.integers(1, 8))
     def step(self, num_steps):
         for _ in range(num_steps):
-            if self.bench.scheduler.has_unfinished:
+            if self.bench.scheduler.has_runnable:
                 self.bench.step()
 
     @invariant()
@@ -84,6 +107,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         bench = self.bench
+        for name in self.awaiting_grammar:
+            bench.provide_grammar(name)
         bench.drain()
         for name, request in bench.requests.items():
             for index in range(request.params.n):
@@ -108,7 +133,7 @@ class OverlapMachine(SchedulerMachine):
         super().__init__()
         self.scheduled = None  # an output that is not launched yet
 
-    @precondition(lambda self: self.scheduled is None and self.bench.scheduler.has_unfinished)
+    @precondition(lambda self: self.scheduled is None and self.bench.scheduler.has_runnable)
     @precondition(lambda self: len(self.bench.in_flight) < MAX_STEPS_IN_FLIGHT)
     @rule()
     def schedule(self):
