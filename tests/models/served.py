@@ -50,6 +50,7 @@ class Served:
     def __init__(self, model, backend="auto", num_blocks=200, block_size=4, **limits):
         spec = KVCacheSpec(2, 2, 8, block_size, "float32")
         limits = {"max_num_seqs": 16, "max_num_batched_tokens": 512, **limits}
+        self.embeddings = {}  # of each request, in the order in which they came
         eos_token_ids = frozenset(model.config.eos_token_ids)
         self.scheduler = Scheduler(
             SchedulerConfig(max_model_len=MAX_MODEL_LEN, eos_token_ids=eos_token_ids, **limits),
@@ -80,5 +81,8 @@ class Served:
                 tokens.setdefault(key, []).extend(update.token_ids)
                 logprobs.setdefault(key, []).extend(update.logprobs)
                 scores.setdefault(update.request_id, []).extend(update.prompt_logprobs)
+                if update.embedding:
+                    assert update.finish_reason == "stop"
+                    self.embeddings.setdefault(update.request_id, []).append(update.embedding)
             self.scheduler.check_integrity()
         return tokens, logprobs, scores

@@ -122,3 +122,22 @@ def test_half_precision_is_summed_in_float32(model):
     new = NewRow(0, 0, (1,) * 90, 90, params, tuple(range(23)), 0, 90)
     [result] = served.runner.execute(SchedulerOutput((new,))).rows
     np.testing.assert_allclose(np.frombuffer(result.embedding, "<f4"), states[0].float().numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_steps_ahead", [0, 1])
+@pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 16, "num_blocks": 24}], ids=["together", "tight"])
+def test_the_scheduler_serves_embeddings_beside_answers(model, hidden, limits, num_steps_ahead):
+    """Each ends as soon as its prompt is computed; where blocks are few, answers take them from half-computed ones."""
+    served = Served(model, **limits)
+    requests = {}
+    for i, prompt in enumerate([*PROMPTS, *PROMPTS]):
+        pooling = ("mean", "last")[i // len(PROMPTS)]
+        requests[f"e{i}"] = (prompt, SamplingParams(max_tokens=0, pooling=pooling))
+        requests[f"a{i}"] = ([i, 50, 3], SamplingParams(max_tokens=30, ignore_eos=True))
+    tokens, _, _ = served.run(requests, num_steps_ahead)
+    assert (served.scheduler.stats.num_preemptions > 0) == bool(limits)
+    for i in range(2 * len(PROMPTS)):
+        assert tokens[f"e{i}", 0] == [] and len(tokens[f"a{i}", 0]) == 30
+        expected = expected_vector(hidden[i % len(PROMPTS)], ("mean", "last")[i // len(PROMPTS)])
+        [embedding] = served.embeddings[f"e{i}"]
+        np.testing.assert_allclose(np.frombuffer(embedding, "<f4"), expected, rtol=1e-4, atol=1e-5)
