@@ -21,14 +21,16 @@ class ServerDidNotStart(RuntimeError):
 
 
 @contextmanager
-def local_server(flags: Sequence[str] = ()) -> Iterator[str]:
+def local_server(flags: Sequence[str] = (), module: str = "server.cli") -> Iterator[str]:
     """Serve on a free port with the given flags of `octavo serve`; yields the URL once it is ready.
+
+    `module` is run as a program: the command itself, or another that takes its arguments.
 
     Raises:
         ServerDidNotStart: with the server's own output.
     """
     port = _free_port()
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *flags]
+    command = [sys.executable, "-m", module, "serve", "--port", str(port), *flags]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
