@@ -18,7 +18,7 @@ async def test_the_probe_sees_who_holds_the_loop():
     gaps, ours = probe.take()
     assert max(gaps) >= 0.05
     assert max(ours) >= 0.05
-    time.sleep(0.05)  # noqa: ASYNC251  # the loop stands still, and the process does nothing
+    time.sleep(0.05)  # the loop stands still, and the process does nothing
     await asyncio.sleep(0.01)
     gaps, ours = probe.take()
     assert max(gaps) >= 0.05
