@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.grammar import JSON_WHITESPACE
+from scheduler.json_schema import without_annotated_formats
 from scheduler.sampling_params import StructuredOutput
 from server.errors import InvalidRequest
 from server.protocol.chat import ChatCompletionRequest
@@ -112,11 +114,11 @@ def _callable_functions(
 
 
 def _content_schema(asked: StructuredOutput) -> str:
+    """With the whitespace that was asked for."""
     schema: Any = json.loads(asked.value) if asked.kind == "json_schema" else {"type": "object"}
-    if asked.whitespace is not None and isinstance(schema, dict):
-        style = {"whitespace_pattern": asked.whitespace} if asked.whitespace else {"whitespace_flexible": False}
-        schema = {**schema, "x-guidance": style}
-    return json.dumps(schema)
+    pattern = JSON_WHITESPACE if asked.whitespace is None else asked.whitespace
+    style = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
+    return json.dumps({**without_annotated_formats(schema), "x-guidance": style})
 
 
 def _special_ids(form: ToolCallForm, model: ServedModel) -> dict[str, int]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scheduler.json_schema import without_annotated_formats
 from server.tool_parsers.reader import Markup, MarkupReader
 
 ToolParserName = Literal["hermes", "llama3_json", "mistral"]
@@ -21,7 +22,7 @@ class CallableFunction:
     """A function that an answer may call."""
 
     name: str
-    parameters: Mapping[str, Any] | None  # JSON schema of an object; None: no parameters
+    parameters: dict[str, Any] | None  # JSON schema of an object; None: no parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,11 @@ def _lark_mark(text: str, special_ids: Mapping[str, int]) -> str:
     return f"<[{special_ids[text]}]>" if text in special_ids else json.dumps(text)
 
 
-def arguments_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
     """The schema that the arguments of a function satisfy."""
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False, "x-guidance": _JSON_STYLE}
-    return {"type": "object", **parameters, "x-guidance": _JSON_STYLE}
+    return {"type": "object", **without_annotated_formats(parameters), "x-guidance": _JSON_STYLE}
 
 
 HERMES = ToolCallForm("hermes", Markup("<tool_call>", "</tool_call>"), separator=r'"\n"')

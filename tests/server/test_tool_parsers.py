@@ -147,6 +147,8 @@ def test_text_without_calls_is_content_to_the_letter(form):
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "', "", [("f", '{"a": "')]),
         (HERMES, '<tool_call>{"name": "no such name"}', '<tool_call>{"name": "no such name"}', []),
         (HERMES, '<tool_call>{"name": "\\ud800"}', '<tool_call>{"name": "\\ud800"}', []),
+        (HERMES, '\n<tool_call>{"name": "f"}</tool_call>\n \n', "", [("f", "{}")]),
+        (HERMES, 'a\n<tool_call>{"name": "f"}</tool_call>\n\nb ', "a\n\nb ", [("f", "{}")]),
         (HERMES, '<tool_call>{"name": "f', '<tool_call>{"name": "f', []),
         (HERMES, "a <tool_c", "a <tool_c", []),
         (LLAMA3_JSON, '{"name": "h", "parameters": {}}', '{"name": "h", "parameters": {}}', []),
