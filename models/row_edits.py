@@ -39,6 +39,12 @@ class Occurrences:
             self.counts[token_id] += 1
             self.unsent.add(token_id)
 
+    def take_changes(self) -> list[tuple[int, int, int]]:
+        """Place, token id and count of what the device does not have yet, which it will have now."""
+        changes = [(self.places[token_id], token_id, self.counts[token_id]) for token_id in self.unsent]
+        self.unsent.clear()
+        return changes
+
 
 class BadWords:
     """Token sequences that may not be completed, found by the tokens that they begin with."""
@@ -100,6 +106,11 @@ class RowEdits:
         """Take in tokens that were generated."""
         if self.penalties != _NO_PENALTIES:
             self.occurrences.extend(token_ids)
+
+    @property
+    def may_forbid(self) -> bool:
+        """Whether tokens of some step may be forbidden."""
+        return self.bad_words is not None or self.min_tokens > 0
 
     def forbidden(self, generated_token_ids: np.ndarray, num_generated: int) -> list[int]:
         """Tokens that may not come next.

@@ -88,12 +88,12 @@ class StepEditor:
     def _penalty_arrays(self, edited: list[_EditedRow]) -> dict[str, np.ndarray]:
         """The penalties of the rows that have seen any token, and what the table of occurrences lacks of those."""
         penalised = [row for row in edited if row.edits.occurrences.places]
-        changed = [_take_changes(row) for row in penalised]
-        rows, places, token_ids, counts = np.concatenate([*changed, np.empty((4, 0), np.int64)], axis=1)
+        changed = [(row.row, *change) for row in penalised for change in row.edits.occurrences.take_changes()]
+        rows, places, token_ids, counts = np.array(changed, np.int64).reshape(-1, 4).T
         penalties = np.array([row.edits.penalties for row in penalised], np.float32).reshape(-1, 3)
         return {
-            "changed_rows": rows,
-            "changed_places": places,
+            "changed_rows": np.ascontiguousarray(rows),
+            "changed_places": np.ascontiguousarray(places),
             "changed_token_ids": token_ids.astype(np.int32),
             "changed_counts": counts.astype(np.int32),
             "penalised_places": np.array([row.place for row in penalised], np.int64),
@@ -137,9 +137,9 @@ class StepEditor:
 
 def _bias_arrays(edited: list[_EditedRow]) -> dict[str, np.ndarray]:
     biased = [row for row in edited if len(row.edits.biases)]
-    places = [np.full(len(row.edits.biases), row.place, np.int64) for row in biased]
+    places = np.array([row.place for row in biased], np.int64)
     return {
-        "bias_rows": np.concatenate([*places, np.empty(0, np.int64)]),
+        "bias_rows": np.repeat(places, [len(row.edits.biases) for row in biased]) if biased else places,
         "bias_token_ids": np.concatenate([*(row.edits.bias_token_ids for row in biased), np.empty(0, np.int64)]),
         "biases": np.concatenate([*(row.edits.biases for row in biased), np.empty(0, np.float32)]),
     }
@@ -149,20 +149,11 @@ def _forbidden_arrays(edited: list[_EditedRow], table: RowTable) -> dict[str, np
     places: list[int] = []
     token_ids: list[int] = []
     for row in edited:
+        if not row.edits.may_forbid:
+            continue
         num_prompt_tokens = table.num_prompt_tokens[row.row]
         generated = table.token_ids[row.row, num_prompt_tokens : table.num_known_tokens[row.row]]
         found = row.edits.forbidden(generated, int(table.num_tokens[row.row] - num_prompt_tokens))
         token_ids += found
         places += [row.place] * len(found)
     return {"forbidden_rows": np.array(places, np.int64), "forbidden_token_ids": np.array(token_ids, np.int64)}
-
-
-def _take_changes(row: _EditedRow) -> np.ndarray:
-    """What the device does not have yet of a row's occurrences: row, place, token id and count, [4, num_changes]."""
-    occurrences = row.edits.occurrences
-    changed = [
-        (row.row, occurrences.places[token_id], token_id, occurrences.counts[token_id])
-        for token_id in occurrences.unsent
-    ]
-    occurrences.unsent.clear()
-    return np.array(changed, np.int64).reshape(-1, 4).T
