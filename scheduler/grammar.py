@@ -62,12 +62,12 @@ class GrammarState:
     @property
     def may_end(self) -> bool:
         """The answer is whole as it stands."""
-        return self._matcher.is_accepting()
+        return self._matcher.is_accepting() and not self._matcher.is_error()
 
     @property
     def is_complete(self) -> bool:
         """The answer is whole, and nothing may follow it."""
-        return self._matcher.is_stopped() and self._matcher.is_accepting()
+        return self._matcher.is_stopped() and self.may_end
 
     def bitmask(self) -> bytes:
         """Which tokens may follow, as GrammarMask has it; no end tokens. None at all where it is too costly to say."""
@@ -121,13 +121,13 @@ class MaskComputer:
         if self._executor is None:
             self._executor = llguidance.LLExecutor()
         num_bytes = states[0]._num_bytes
-        buffer = bytearray(num_bytes * len(states))
+        stride = num_bytes + 4  # the library's own end token lies behind the vocabulary's last word
+        buffer = bytearray(stride * len(states))
         pointer = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         matchers = [(state._matcher, place) for place, state in enumerate(states)]
-        self._executor.unsafe_compute_mask_ptr(matchers, pointer, num_bytes, len(states))
-        whole = bytes(buffer)
+        self._executor.unsafe_compute_mask_ptr(matchers, pointer, stride, len(states))
         return [
-            bytes(num_bytes) if state._matcher.is_error() else whole[place * num_bytes : (place + 1) * num_bytes]
+            bytes(num_bytes if state._matcher.is_error() else buffer[place * stride : place * stride + num_bytes])
             for place, state in enumerate(states)
         ]
 
@@ -255,4 +255,4 @@ def _explanation(message: str) -> str:
         return f"it uses the format {unknown[1]}, which is not supported"
     if message.startswith("oneOf constraints are not supported"):
         return "it uses oneOf with options that may hold at once, which is not supported; anyOf is"
-    return " ".join(message.split())[:_MAX_MESSAGE].rstrip(".")
+    return " ".join(message.replace("<non-verbose/>", "").split())[:_MAX_MESSAGE].rstrip(".")

@@ -24,6 +24,7 @@ class Bench:
         self.in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
         self.requests: dict[str, Request] = {}
         self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.updates: dict[tuple[str, int], list[SequenceUpdate]] = {}
         self.finish_reasons: dict[tuple[str, int], str] = {}
         self.prompt_logprobs: dict[str, list[int]] = {}
 
@@ -87,6 +88,7 @@ class Bench:
     def _take(self, update: SequenceUpdate):
         key = update.request_id, update.index
         assert key not in self.finish_reasons, "an update after the end"
+        self.updates.setdefault(key, []).append(update)
         self.tokens.setdefault(key, []).extend(update.token_ids)
         self.prompt_logprobs.setdefault(update.request_id, []).extend(t.token_id for t in update.prompt_logprobs)
         if update.finish_reason:
