@@ -1,0 +1,79 @@
+"""`/v1/embeddings` gives the hidden states that transformers computes on the same float32 weights, pooled."""
+
+import openai
+import pytest
+import torch
+
+from tests.data_files import humaneval_prompts, mixed_prompts
+from tests.end_to_end.server_process import ServerProcess, wait_until
+from tests.end_to_end.tiny_tokenizer import save_tokenizer
+from tests.models.tiny_models import SIZES, build, save
+from tests.server import real_tokenizers
+
+TOLERANCE = 1e-4  # of a coordinate, where the vector has length 1
+
+
+def client_of(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@torch.inference_mode()
+def expected(oracle: torch.nn.Module, token_ids: list[int], pooling: str) -> torch.Tensor:
+    """[hidden_size], at length 1."""
+    states = oracle.model(input_ids=torch.tensor([token_ids])).last_hidden_state[0].double()
+    vector = states.mean(0) if pooling == "mean" else states[-1]
+    return vector / vector.norm()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_smollm2_embeds_as_transformers_does(smollm2: ServerProcess, smollm2_reference, pooling) -> None:
+    tokenizer = real_tokenizers.smollm2()
+    long = "\n\n".join(humaneval_prompts()[:6])  # of two steps
+    texts = [long, *mixed_prompts()[::8], "A"]
+    assert len(tokenizer.encode(long)) > 512
+    with client_of(smollm2) as client:
+        answer = client.embeddings.create(model="smollm2", input=texts, extra_body={"pooling": pooling})
+        cut = client.embeddings.create(
+            model="smollm2", input=[tokenizer.encode(texts[1])], extra_body={"pooling": pooling, "normalize": False}
+        )
+    token_ids = [tokenizer.encode(text) for text in texts]
+    assert answer.usage.prompt_tokens == sum(map(len, token_ids))
+    for ids, item in zip(token_ids, answer.data, strict=True):
+        vector = torch.tensor(item.embedding, dtype=torch.float64)
+        assert (vector - expected(smollm2_reference, ids, pooling)).abs().max() < TOLERANCE
+    raw = torch.tensor(cut.data[0].embedding, dtype=torch.float64)
+    assert raw.norm() > 2
+    assert (raw / raw.norm() - torch.tensor(answer.data[1].embedding, dtype=torch.float64)).abs().max() < TOLERANCE
+
+
+def test_texts_that_mean_the_same_are_closer(smollm2: ServerProcess) -> None:
+    texts = ["The cat sleeps on the sofa.", "A kitten is napping on the couch.", "def add(a, b):\n    return a + b"]
+    with client_of(smollm2) as client:
+        vectors = [item.embedding for item in client.embeddings.create(model="smollm2", input=texts).data]
+    cat, kitten, code = torch.tensor(vectors)
+    assert cat @ kitten > cat @ code + 0.05
+
+
+def test_chunks_and_other_requests_change_nothing(tmp_path) -> None:
+    """Prompts of many steps, beside answers for which the pool is too small."""
+    oracle = build("gemma3")
+    save(oracle, tmp_path)
+    save_tokenizer(tmp_path, SIZES["vocab_size"])
+    generator = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(3, 211, (length,), generator=generator).tolist() for length in (60, 1, 33, 200)]
+    flags = ("--cpu-threads", "1", "--max-num-batched-tokens", "8", "--num-gpu-blocks-override", "17")
+    with ServerProcess(tmp_path, *flags, "--served-model-name", "tested") as server, client_of(server) as client:
+        generating = {"n": 4, "max_tokens": 150, "stream": True, "extra_body": {"ignore_eos": True}}
+        stream = client.completions.create(model="tested", prompt=[5] * 16, **generating)
+        answers = {
+            pooling: client.embeddings.create(model="tested", input=prompts, extra_body={"pooling": pooling})
+            for pooling in ("mean", "last")
+        }
+        assert sum(1 for _ in stream) > 0
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
+        assert server.metric("vllm:kv_cache_usage_perc") == 0
+        assert server.metric("vllm:num_preemptions_total") > 0
+    for pooling, answer in answers.items():
+        for prompt, item in zip(prompts, answer.data, strict=True):
+            vector = torch.tensor(item.embedding, dtype=torch.float64)
+            assert (vector - expected(oracle, prompt, pooling)).abs().max() < TOLERANCE
