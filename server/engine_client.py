@@ -61,13 +61,17 @@ class RequestRejected(ValueError):
         self.param = param
 
 
+UpdateQueue = asyncio.Queue[tuple[int, SequenceUpdate | Exception | None]]
+
+
 class UpdateStream:
     """The updates of one request, until each of its n sequences has ended."""
 
     def __init__(self, num_sequences: int) -> None:
         """Expect updates of sequences 0 .. num_sequences - 1."""
         self._open = set(range(num_sequences))
-        self._queue: asyncio.Queue[SequenceUpdate | Exception | None] = asyncio.Queue()
+        self._queue: UpdateQueue = asyncio.Queue()
+        self._position = 0
 
     @property
     def is_open(self) -> bool:
@@ -78,7 +82,7 @@ class UpdateStream:
         """Take an update of a sequence that is still open."""
         if update.index not in self._open:
             return  # it was aborted while this update was on its way
-        self._queue.put_nowait(update)
+        self._put(update)
         if update.finish_reason is not None:
             self.close(update.index)
 
@@ -88,19 +92,31 @@ class UpdateStream:
             self._open.clear()
         self._open.discard(index if index is not None else -1)
         if not self._open:
-            self._queue.put_nowait(None)
+            self._put(None)
 
     def fail(self, error: Exception) -> None:
         """End the request with an error."""
         self._open.clear()
-        self._queue.put_nowait(error)
+        self._put(error)
+
+    def join(self, queue: UpdateQueue, position: int) -> None:
+        """Put everything, what has come already included, into a queue that several streams share.
+
+        An error is put there as it is, and None for the end.
+        """
+        while not self._queue.empty():
+            queue.put_nowait((position, self._queue.get_nowait()[1]))
+        self._queue, self._position = queue, position
 
     async def __aiter__(self) -> AsyncIterator[SequenceUpdate]:
         """Yield updates as they come. Raises EngineDied or RequestRejected."""
-        while (item := await self._queue.get()) is not None:
+        while (item := (await self._queue.get())[1]) is not None:
             if isinstance(item, Exception):
                 raise item
             yield item
+
+    def _put(self, item: SequenceUpdate | Exception | None) -> None:
+        self._queue.put_nowait((self._position, item))
 
 
 class EngineClient:
