@@ -91,16 +91,9 @@ def _fields_of(model: type[RequestFields], told: Collection[str]) -> list[str]:
         if name not in told
     ]
     refused = sorted(set(model.neutral) - set(told) - _neutral_of_parent(model))
-    lines = ["| field | range | |", "|---|---|---|", *rows, ""]
-    return (
-        [
-            *lines,
-            "Refused by name, but where they would change nothing: " + ", ".join(f"`{name}`" for name in refused) + ".",
-            "",
-        ]
-        if refused
-        else lines
-    )
+    names = ", ".join(f"`{name}`" for name in refused)
+    end = [f"Refused by name, but where they would change nothing: {names}.", ""] if refused else []
+    return ["| field | range | |", "|---|---|---|", *rows, "", *end]
 
 
 def _neutral_of_parent(model: type[RequestFields]) -> frozenset[str]:

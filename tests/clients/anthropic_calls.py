@@ -72,7 +72,8 @@ def _tool_use(target: Target) -> str:
         "tools": [WEATHER_TOOL],
     }
     with client_of(target) as client:
-        for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        for kind in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+            choice = {**kind, "disable_parallel_tool_use": True}
             plain = client.messages.create(**request, tool_choice=choice)
             [use] = [block for block in plain.content if block.type == "tool_use"]
             assert plain.stop_reason == "tool_use"

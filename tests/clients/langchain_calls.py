@@ -53,10 +53,11 @@ def _completion(target: Target) -> str:
 
 
 def _tools(target: Target) -> str:
-    model = _chat_model(target).bind_tools([get_weather], tool_choice="any")
+    model = _chat_model(target).bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False)
     answer = model.invoke(WEATHER_QUESTION[0]["content"])
     [call] = answer.tool_calls
-    assert (call["name"], set(call["args"])) == ("get_weather", {"city"})
+    assert call["name"] == "get_weather"
+    assert isinstance(call["args"]["city"], str)  # its schema allows more
     result = ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])
     assert _chat_model(target).invoke([HumanMessage("Weather in Oslo?"), answer, result]).content
     return str(call["args"])

@@ -41,6 +41,7 @@ def _tools(provider: str, target: Target) -> str:
         messages=WEATHER_QUESTION,
         tools=[WEATHER_TOOL],
         tool_choice="required",
+        parallel_tool_calls=False,
         max_tokens=80,
         temperature=0,
     )

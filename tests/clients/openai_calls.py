@@ -141,6 +141,7 @@ def _required_tool(target: Target) -> str:
         "model": target.model,
         "messages": WEATHER_QUESTION,
         "tools": [WEATHER_TOOL],
+        "parallel_tool_calls": False,
         "max_tokens": 80,
         "temperature": 0,
     }
@@ -154,7 +155,7 @@ def _required_tool(target: Target) -> str:
             assert "".join(delta.function.arguments or "" for delta in deltas) == call.function.arguments
             assert deltas[0].function.name == call.function.name == "get_weather"
             assert set(json.loads(call.function.arguments)) == {"city", "unit"}
-            assert plain.finish_reason == ("tool_calls" if choice == "required" else "stop")
+            assert plain.finish_reason == "tool_calls"
     return call.function.arguments
 
 
@@ -228,7 +229,8 @@ def _sampling_extensions(target: Target) -> None:
 
 
 def _embeddings(target: Target) -> str:
-    with client_of(target) as client:
+    # Its type of an embedding knows no base64, which it asks for itself unless it is told what to ask for.
+    with client_of(target, strict=False) as client:
         texts = ["The food was delicious.", "The meal tasted great.", "Interest rates rose by a percent."]
         answer = client.embeddings.create(model=target.model, input=texts)
         floats = client.embeddings.create(model=target.model, input=texts[0], encoding_format="float")
@@ -266,6 +268,7 @@ def _responses_tool(target: Target) -> str:
         "temperature": 0,
         "tools": [tool],
         "tool_choice": "required",
+        "parallel_tool_calls": False,
     }
     with client_of(target) as client:
         [item] = client.responses.create(**request).output
