@@ -16,33 +16,45 @@ from scheduler.sampling_params import SamplingParams
 _NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency and presence
 
 
-@dataclass(slots=True)
 class Occurrences:
     """The distinct tokens of a sequence that its penalties are for, each in a place of its own."""
 
-    places: dict[int, int]  # by token id, in the order of first occurrence
-    counts: Counter[int]  # how often each was generated
-    unsent: set[int]  # tokens whose place or count the device does not have yet
-
-    @classmethod
-    def of(cls, prompt_token_ids: Sequence[int], generated_token_ids: Sequence[int]) -> "Occurrences":
-        """Count a sequence from its beginning."""
+    def __init__(self, prompt_token_ids: Sequence[int], generated_token_ids: Sequence[int]) -> None:
+        """Count a sequence from its beginning: all at once, for prompts may be long."""
         distinct = dict.fromkeys((*prompt_token_ids, *generated_token_ids))
-        return cls(
-            {token_id: place for place, token_id in enumerate(distinct)}, Counter(generated_token_ids), set(distinct)
-        )
+        self._places = dict(zip(distinct, range(len(distinct)), strict=True))  # by token id
+        self._counts = Counter(generated_token_ids)
+        self._unsent: set[int] = set()  # tokens whose place or count the device does not have yet
+        self._beginning: np.ndarray | None = self._all_changes() if distinct else None  # of the above
+
+    def __len__(self) -> int:
+        """Distinct tokens."""
+        return len(self._places)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Count tokens that were generated."""
+        assert self._beginning is None, "tokens were sampled before the step that edits the first one's logits"
         for token_id in token_ids:
-            self.places.setdefault(token_id, len(self.places))
-            self.counts[token_id] += 1
-            self.unsent.add(token_id)
+            self._places.setdefault(token_id, len(self._places))
+            self._counts[token_id] += 1
+            self._unsent.add(token_id)
+
+    def take_beginning(self) -> np.ndarray | None:
+        """Place, token id and count of what a sequence began with, [3, num_tokens] int64, the first time; then None."""
+        beginning, self._beginning = self._beginning, None
+        return beginning
 
     def take_changes(self) -> list[tuple[int, int, int]]:
-        """Place, token id and count of what the device does not have yet, which it will have now."""
-        changes = [(self.places[token_id], token_id, self.counts[token_id]) for token_id in self.unsent]
-        self.unsent.clear()
+        """The same of the tokens that were generated since the last call."""
+        changes = [(self._places[token_id], token_id, self._counts[token_id]) for token_id in self._unsent]
+        self._unsent.clear()
+        return changes
+
+    def _all_changes(self) -> np.ndarray:
+        changes = np.zeros((3, len(self._places)), np.int64)
+        changes[0] = np.arange(len(self._places))
+        changes[1] = np.fromiter(self._places, np.int64, len(self._places))
+        changes[2, [self._places[token_id] for token_id in self._counts]] = list(self._counts.values())
         return changes
 
 
@@ -137,7 +149,7 @@ def _occurrences(new: NewRow) -> Occurrences:
     looks_at_prompt = params.repetition_penalty != 1.0
     looks_at_generated = looks_at_prompt or params.frequency_penalty or params.presence_penalty
     prompt, generated = new.token_ids[: new.num_prompt_tokens], new.token_ids[new.num_prompt_tokens :]
-    return Occurrences.of(prompt if looks_at_prompt else (), generated if looks_at_generated else ())
+    return Occurrences(prompt if looks_at_prompt else (), generated if looks_at_generated else ())
 
 
 def _end_token_ids(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ Keeps the tokens that penalised rows have seen on the device, so that a step sen
 the model or the scheduler's state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,18 +87,19 @@ class StepEditor:
 
     def _penalty_arrays(self, edited: list[_EditedRow]) -> dict[str, np.ndarray]:
         """The penalties of the rows that have seen any token, and what the table of occurrences lacks of those."""
-        penalised = [row for row in edited if row.edits.occurrences.places]
-        changed = [(row.row, *change) for row in penalised for change in row.edits.occurrences.take_changes()]
-        rows, places, token_ids, counts = np.array(changed, np.int64).reshape(-1, 4).T
+        penalised = [row for row in edited if len(row.edits.occurrences)]
+        rows, places, token_ids, counts = np.concatenate(
+            [_take_changes(penalised), *_take_beginnings(penalised)], axis=1
+        )
         penalties = np.array([row.edits.penalties for row in penalised], np.float32).reshape(-1, 3)
         return {
-            "changed_rows": np.ascontiguousarray(rows),
-            "changed_places": np.ascontiguousarray(places),
+            "changed_rows": rows,
+            "changed_places": places,
             "changed_token_ids": token_ids.astype(np.int32),
             "changed_counts": counts.astype(np.int32),
             "penalised_places": np.array([row.place for row in penalised], np.int64),
             "penalised_rows": np.array([row.row for row in penalised], np.int64),
-            "num_occurred": np.array([len(row.edits.occurrences.places) for row in penalised], np.int64),
+            "num_occurred": np.array([len(row.edits.occurrences) for row in penalised], np.int64),
             "penalties": np.ascontiguousarray(penalties.T),
         }
 
@@ -157,3 +158,17 @@ def _forbidden_arrays(edited: list[_EditedRow], table: RowTable) -> dict[str, np
         token_ids += found
         places += [row.place] * len(found)
     return {"forbidden_rows": np.array(places, np.int64), "forbidden_token_ids": np.array(token_ids, np.int64)}
+
+
+def _take_beginnings(penalised: list[_EditedRow]) -> Iterator[np.ndarray]:
+    """What the table lacks of rows that are new: row, place, token id and count, [4, num_tokens] int64 each."""
+    for row in penalised:
+        beginning = row.edits.occurrences.take_beginning()
+        if beginning is not None:
+            yield np.concatenate([np.full((1, beginning.shape[1]), row.row), beginning])
+
+
+def _take_changes(penalised: list[_EditedRow]) -> np.ndarray:
+    """The same of all other rows, whose few new tokens are gathered faster in a list."""
+    changes = [(row.row, *change) for row in penalised for change in row.edits.occurrences.take_changes()]
+    return np.array(changes, np.int64).reshape(-1, 4).T
