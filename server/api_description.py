@@ -6,7 +6,7 @@ Bodies are described by the routes themselves (see routes/openapi.py). Serves no
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 from fastapi import FastAPI
@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from server.middleware import ADMIN_PATHS, LIVENESS_PATH, takes_x_api_key
 from server.protocol import messages_answers, models, response_objects, responses, tokenization
 from server.protocol.embeddings import Embedding, EmbeddingList
-from server.protocol.messages_answers import MESSAGES_PATH, is_messages_path
+from server.protocol.messages_answers import MESSAGES_PATH, OVERLOADED, is_messages_path
 
 _DESCRIPTION = (
     "OpenAI's completions, chat, responses and embeddings, Anthropic's messages, and the tokenisation of vLLM and "
@@ -78,19 +78,9 @@ _TOKEN_COUNT = _Answer((messages_answers.TokenCount,))
 _ANSWERS: Mapping[str, _Answer] = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _Answer((responses.ChatCompletion,), (responses.ChatCompletionChunk,)),
-    "/v1/responses": _Answer((response_objects.Response,), (response_objects.StreamEvent,)),
+    "/v1/responses": _Answer((response_objects.Response,), get_args(response_objects.ResponseEvent)),
     "/v1/responses/input_tokens": _Answer((response_objects.InputTokenCount,)),
-    MESSAGES_PATH: _Answer(
-        (messages_answers.Message,),
-        (
-            messages_answers.MessageStart,
-            messages_answers.ContentBlockStart,
-            messages_answers.ContentBlockDelta,
-            messages_answers.ContentBlockStop,
-            messages_answers.MessageDelta,
-            messages_answers.MessageStop,
-        ),
-    ),
+    MESSAGES_PATH: _Answer((messages_answers.Message,), get_args(messages_answers.MessageEvent)),
     f"{MESSAGES_PATH}/count_tokens": _TOKEN_COUNT,
     "/v1/embeddings": _Answer((EmbeddingList,)),
     "/v1/models": _Answer((models.ModelList, models.AnthropicModelPage)),
@@ -169,7 +159,8 @@ def _responses(path: str, operation: dict[str, Any], schemas: Mapping[type, dict
         without |= {"400", "404"}
     for status in sorted(_STATUSES.keys() - without):
         schema = schemas[Status] if status == "503" and answer is _STATUS else error
-        found[status] = {"description": _STATUSES[status], "content": {"application/json": {"schema": schema}}}
+        told = str(OVERLOADED) if status == "503" and is_messages_path(path) else status
+        found[told] = {"description": _STATUSES[status], "content": {"application/json": {"schema": schema}}}
     return {**found, "default": {"description": "Another error.", "content": {"application/json": {"schema": error}}}}
 
 

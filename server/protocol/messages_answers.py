@@ -12,14 +12,14 @@ from server.errors import ApiError, ServiceUnavailable
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 MESSAGES_PATH = "/v1/messages"
-_OVERLOADED = 529
+OVERLOADED = 529  # the status of a server that takes no requests for a while
 _TYPE_OF_STATUS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    _OVERLOADED: "overloaded_error",
+    OVERLOADED: "overloaded_error",
 }
 
 
@@ -133,8 +133,8 @@ def is_messages_path(path: str) -> bool:
 
 
 def error_status(error: ApiError) -> int:
-    """The status of an error. This API has a number of its own for a server that takes no requests for a while."""
-    return _OVERLOADED if isinstance(error, ServiceUnavailable) else error.status
+    """The status of an error, where this API has a number of its own."""
+    return OVERLOADED if isinstance(error, ServiceUnavailable) else error.status
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -223,3 +223,20 @@ class FunctionCallArgumentsDone(StreamEvent, frozen=True, tag="response.function
     output_index: int
     name: str
     arguments: str
+
+
+ResponseEvent = (
+    ResponseCreated
+    | ResponseInProgress
+    | OutputItemAdded
+    | ContentPartAdded
+    | OutputTextDelta
+    | OutputTextDone
+    | ContentPartDone
+    | FunctionCallArgumentsDelta
+    | FunctionCallArgumentsDone
+    | OutputItemDone
+    | ResponseCompleted
+    | ResponseIncomplete
+    | ResponseFailed
+)
