@@ -214,7 +214,7 @@ def _schema_text(schema: SchemaOrText, param: str) -> str:
 def _is_within(value: object, depth: int) -> bool:
     """Whether objects and arrays stand at most `depth` deep inside one another; level by level, not by recursion."""
     level = [value]
-    for _ in range(depth + 1):
+    for _ in range(depth):
         children: list[object] = []
         for item in level:
             if isinstance(item, dict):
