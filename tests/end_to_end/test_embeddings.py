@@ -1,7 +1,8 @@
 """`/v1/embeddings` gives the hidden states that transformers computes on the same float32 weights, pooled."""
 
+import math
+
 import openai
-import pytest
 import torch
 
 from tests.data_files import humaneval_prompts, mixed_prompts
@@ -18,32 +19,33 @@ def client_of(server: ServerProcess) -> openai.OpenAI:
 
 
 @torch.inference_mode()
-def expected(oracle: torch.nn.Module, token_ids: list[int], pooling: str) -> torch.Tensor:
-    """[hidden_size], at length 1."""
+def expected(oracle: torch.nn.Module, token_ids: list[int]) -> dict[str, torch.Tensor]:
+    """By pooling: [hidden_size], at length 1."""
     states = oracle.model(input_ids=torch.tensor([token_ids])).last_hidden_state[0].double()
-    vector = states.mean(0) if pooling == "mean" else states[-1]
-    return vector / vector.norm()
+    return {name: vector / vector.norm() for name, vector in (("mean", states.mean(0)), ("last", states[-1]))}
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_smollm2_embeds_as_transformers_does(smollm2: ServerProcess, smollm2_reference, pooling) -> None:
+def assert_near(values: list[float], vector: torch.Tensor) -> None:
+    assert (torch.tensor(values, dtype=torch.float64) - vector).abs().max() < TOLERANCE
+
+
+def test_smollm2_embeds_as_transformers_does(smollm2: ServerProcess, smollm2_reference) -> None:
     tokenizer = real_tokenizers.smollm2()
-    long = "\n\n".join(humaneval_prompts()[:6])  # of two steps
-    texts = [long, *mixed_prompts()[::8], "A"]
-    assert len(tokenizer.encode(long)) > 512
-    with client_of(smollm2) as client:
-        answer = client.embeddings.create(model="smollm2", input=texts, extra_body={"pooling": pooling})
-        cut = client.embeddings.create(
-            model="smollm2", input=[tokenizer.encode(texts[1])], extra_body={"pooling": pooling, "normalize": False}
-        )
+    texts = ["\n\n".join(humaneval_prompts()[:6]), *mixed_prompts()[::8], "A"]
     token_ids = [tokenizer.encode(text) for text in texts]
-    assert answer.usage.prompt_tokens == sum(map(len, token_ids))
-    for ids, item in zip(token_ids, answer.data, strict=True):
-        vector = torch.tensor(item.embedding, dtype=torch.float64)
-        assert (vector - expected(smollm2_reference, ids, pooling)).abs().max() < TOLERANCE
-    raw = torch.tensor(cut.data[0].embedding, dtype=torch.float64)
-    assert raw.norm() > 2
-    assert (raw / raw.norm() - torch.tensor(answer.data[1].embedding, dtype=torch.float64)).abs().max() < TOLERANCE
+    assert len(token_ids[0]) > 512  # two steps
+    wanted = [expected(smollm2_reference, ids) for ids in token_ids]
+    with client_of(smollm2) as client:
+        for pooling in ("mean", "last"):
+            answer = client.embeddings.create(model="smollm2", input=texts, extra_body={"pooling": pooling})
+            assert answer.usage.prompt_tokens == sum(map(len, token_ids))
+            for item, vectors in zip(answer.data, wanted, strict=True):
+                assert_near(item.embedding, vectors[pooling])
+            as_it_is = {"pooling": pooling, "normalize": False}
+            item = client.embeddings.create(model="smollm2", input=token_ids[1:2], extra_body=as_it_is).data[0]
+            length = math.hypot(*item.embedding)
+            assert length > 2
+            assert_near([value / length for value in item.embedding], wanted[1][pooling])
 
 
 def test_texts_that_mean_the_same_are_closer(smollm2: ServerProcess) -> None:
@@ -75,5 +77,4 @@ def test_chunks_and_other_requests_change_nothing(tmp_path) -> None:
         assert server.metric("vllm:num_preemptions_total") > 0
     for pooling, answer in answers.items():
         for prompt, item in zip(prompts, answer.data, strict=True):
-            vector = torch.tensor(item.embedding, dtype=torch.float64)
-            assert (vector - expected(oracle, prompt, pooling)).abs().max() < TOLERANCE
+            assert_near(item.embedding, expected(oracle, prompt)[pooling])

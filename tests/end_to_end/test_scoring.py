@@ -85,11 +85,16 @@ def test_smollm2_scores_prompts_as_transformers_does(smollm2: ServerProcess, smo
     for prompt, choice in zip(prompts, choices, strict=True):
         assert_scores(smollm2_reference, tokenizer, prompt, choice)
         assert_offsets(prompt, choice)
-    # Evaluations that also want the next token get the same scores.
-    (longer,) = score(smollm2.url, prompts[:1], max_tokens=1)
-    num_tokens = len(tokenizer.encode(prompts[0]))
-    assert len(longer["logprobs"]["tokens"]) == num_tokens + 1
-    assert longer["logprobs"]["token_logprobs"][1:num_tokens] == choices[0]["logprobs"]["token_logprobs"][1:]
+    # Evaluations that also want the next token get the same scores, in vLLM's form too.
+    (longer,) = score(smollm2.url, prompts[:1], max_tokens=1, prompt_logprobs=NUM_TOP)
+    token_ids = tokenizer.encode(prompts[0])
+    scores = choices[0]["logprobs"]["token_logprobs"]
+    assert len(longer["logprobs"]["tokens"]) == len(token_ids) + 1
+    assert longer["logprobs"]["token_logprobs"][:-1] == scores
+    assert longer["prompt_logprobs"][0] is None
+    by_id = longer["prompt_logprobs"][1:]
+    assert [at[str(i)]["logprob"] for i, at in zip(token_ids[1:], by_id, strict=True)] == scores[1:]
+    assert all(sum(entry["rank"] is not None for entry in at.values()) == NUM_TOP for at in by_id)
 
 
 def test_a_model_with_sliding_windows_scores_prompts_as_transformers_does(tmp_path) -> None:
