@@ -104,7 +104,7 @@ async def test_while_it_is_tokenised(monkeypatch):
         proceed.wait(60)
         return preparation.prepare_completion(body, model)
 
-    monkeypatch.setattr("server.routes.completions.prepare_completion", slow)
+    monkeypatch.setattr("server.routes.completions.CompletionsRoute.prepare", staticmethod(slow))
     engine = FakeEngine()
     client = Client(make_app(engine), "/v1/completions", {"prompt": "abc"})
     await until(began.is_set)
