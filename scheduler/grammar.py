@@ -225,9 +225,12 @@ def _grammar_text(wanted: StructuredOutput) -> str:
 
 
 def _schema_grammar(schema: str, whitespace: str | None) -> str:
+    value = json.loads(schema)
+    if value is False:
+        raise GrammarError("it allows no answer")
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps(without_annotated_formats(json.loads(schema))),
+            json.dumps({} if value is True else without_annotated_formats(value)),
             # Each of them, since a schema may carry options of its own: none of those counts.
             overrides={
                 "item_separator": ",",

@@ -23,13 +23,11 @@ _FORMATS = frozenset(
 )
 
 
-def without_annotated_formats(schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON can hold anything
-    """A schema of the same values, as an object, without the formats that JSON Schema does not define.
+def without_annotated_formats(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of the same values, without the formats that JSON Schema does not define.
 
     OpenAPI's `int64`, pydantic's `path` and whatever people make up: they say what a value is for, and forbid none.
     """
-    if not isinstance(schema, dict):
-        return {"not": {}} if schema is False else {}
     changed: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword == "format" and isinstance(value, str) and value not in _FORMATS:
@@ -38,7 +36,7 @@ def without_annotated_formats(schema: Any) -> dict[str, Any]:  # noqa: ANN401 - 
     return changed
 
 
-def _changed(keyword: str, value: Any) -> Any:  # noqa: ANN401
+def _changed(keyword: str, value: Any) -> Any:  # noqa: ANN401 - JSON can hold anything
     if keyword in _SCHEMA_KEYWORDS and isinstance(value, dict):
         return without_annotated_formats(value)
     if keyword in _LIST_KEYWORDS and isinstance(value, list):
