@@ -34,7 +34,8 @@ class TextBlock(Part):
     text: str
 
 
-_Texts = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS), BeforeValidator(_as_blocks)]
+_TextList = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]
+_Texts = Annotated[_TextList, BeforeValidator(_as_blocks, json_schema_input_type=str | _TextList)]
 
 
 class ContentBlock(Part):
@@ -57,11 +58,14 @@ class ContentBlock(Part):
     is_error: bool | None = None
 
 
+_BlockList = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS)]
+
+
 class InputMessage(Part):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS), BeforeValidator(_as_blocks)]
+    content: Annotated[_BlockList, BeforeValidator(_as_blocks, json_schema_input_type=str | _BlockList)]
 
     def check(self, path: str) -> None:
         """Each block has what its type needs, and stands where it may. Raises InvalidRequest."""
@@ -150,11 +154,11 @@ class ConversationFields(TranslatedRequest):
     without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
     messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    system: _Texts | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    system: _Texts | None = Field(None, description="What the system says first.")
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, description="Functions of the client.")
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
+    thinking: Thinking | None = Field(None, description="disabled or adaptive, which mean the same here.")
+    output_config: OutputConfig | None = Field(None, description="`format`: the JSON schema of the answer.")
 
     def refuse_unsupported(self) -> None:
         """Refuse what this server knows and cannot do, and what does not fit together. Raises InvalidRequest."""
@@ -188,9 +192,14 @@ class CountTokensRequest(ConversationFields):
 class MessagesRequest(ConversationFields):
     """A conversation to be continued, and how."""
 
-    max_tokens: int = Field(ge=0, le=_MAX_INT, description="0: compute the prompt only.")
+    max_tokens: int = Field(
+        ge=0,
+        le=_MAX_INT,
+        description="0: compute the prompt only. What the window has no room for ends the answer with "
+        "model_context_window_exceeded.",
+    )
     metadata: dict[str, Any] | None = Field(None, description="Labels, which change nothing.")
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[str] | None = Field(None, description="At most 16 of at most 1024 bytes.")
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token.")
     top_k: int | None = Field(None, ge=-1, le=_MAX_INT, description="-1 or 0: off.")

@@ -65,7 +65,8 @@ class TextPart(Part):
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
-_Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)]
+_PartList = Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+_Parts = Annotated[_PartList, BeforeValidator(_as_parts, json_schema_input_type=str | _PartList)]
 
 
 class InputItem(Part):
@@ -106,6 +107,9 @@ class InputItem(Part):
                 yield f"{path}.{name}[{index}]", part
 
 
+_ItemList = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)]
+
+
 class FunctionTool(Part):
     """A function of the client that the model may call."""
 
@@ -137,6 +141,9 @@ class ToolChoice(Part):
     name: str | None = None
     mode: Literal["auto", "required"] | None = None
     tools: list[AllowedTool] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
+
+
+_ToolMode = Literal["none", "auto", "required"]
 
 
 def _as_tool_choice(value: object) -> object:
@@ -190,12 +197,14 @@ class InputFields(TranslatedRequest):
         "truncation": ("disabled",),
     }
 
-    input: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS), BeforeValidator(_as_items)]
+    input: Annotated[_ItemList, BeforeValidator(_as_items, json_schema_input_type=str | _ItemList)]
     instructions: str | None = Field(None, description="What the system says first.")
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_as_tool_choice)] = None
+    tool_choice: Annotated[
+        ToolChoice | None, BeforeValidator(_as_tool_choice, json_schema_input_type=_ToolMode | ToolChoice | None)
+    ] = None
     tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
 
     def refuse_unsupported(self) -> None:
