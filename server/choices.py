@@ -10,6 +10,7 @@ from server.detokenizer import Detokenizer
 from server.off_loop import off_loop_if_large
 from server.preparation import PreparedPrompt, PreparedRequest
 from server.scored_tokens import ScoredToken, TokenScorer, prompt_offsets, score_prompt
+from server.stop_strings import StopAutomaton
 from server.tokenizer import Tokenizer
 
 
@@ -88,8 +89,15 @@ class ScoredPrompt:
 class Choice:
     """One answer in the making."""
 
-    def __init__(self, index: int, prompt: ScoredPrompt, request: PreparedRequest, tokenizer: Tokenizer) -> None:
-        """Nothing has come yet."""
+    def __init__(
+        self,
+        index: int,
+        prompt: ScoredPrompt,
+        request: PreparedRequest,
+        tokenizer: Tokenizer,
+        stops: StopAutomaton,
+    ) -> None:
+        """Nothing has come yet. `stops` are the request's."""
         self.prompt = prompt
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -98,7 +106,7 @@ class Choice:
         self._scorer = TokenScorer(tokenizer, request.logprobs or 0, names_ids=request.tokens_as_ids)
         self._detokenizer = Detokenizer(
             tokenizer,
-            stop=request.stop,
+            stop=stops,
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
             min_tokens=prompt.prompt.params.min_tokens,

@@ -8,7 +8,7 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.stop_strings import StopMatcher
+from server.stop_strings import StopAutomaton, StopMatcher
 from server.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ class Detokenizer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | StopAutomaton = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
@@ -43,7 +43,7 @@ class Detokenizer:
         self._hidden_ids = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset()
         # Python's decoder replaces what is not UTF-8 as soon as it can be told, and the same in one piece or many.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopMatcher(stop if isinstance(stop, StopAutomaton) else StopAutomaton(stop))
         self._held = ""  # at most one character shorter than the longest stop string
         self._num_chars = 0  # decoded so far, held ones included
         self._num_spared = min_tokens  # tokens to come that end nothing

@@ -9,16 +9,21 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from scheduler.output import FinishReason, SequenceUpdate
 from server.choices import Choice, ChoiceDelta, ChoiceResult, ScoredPrompt
-from server.engine_client import EngineClient, UpdateStream
+from server.engine_client import EngineClient, UpdateQueue, UpdateStream
 from server.messages import Submit
 from server.metrics import SequenceRecord, ServerMetrics
+from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest
+from server.stop_strings import StopAutomaton
 from server.tokenizer import Tokenizer
 
 __all__ = ["ChoiceDelta", "ChoiceResult", "Generation", "SequenceFailed", "TokenCounts"]
+
+_SEQUENCES_A_TURN = 32  # of the event loop; each takes some 30 µs
 
 
 class SequenceFailed(Exception):
@@ -65,15 +70,11 @@ class Generation:
         self._engine = engine
         self._metrics = metrics
         self._arrival = arrival
+        self._tokenizer = tokenizer
         self._engine_ids = [f"{request_id}-{position}" for position in range(len(request.prompts))]
-        prompts = [ScoredPrompt(prompt, request, tokenizer) for prompt in request.prompts]
         # Choices stand in the order of OpenAI: all answers to the first prompt, then those to the second.
-        self._choices = [
-            Choice(index, prompt, request, tokenizer)
-            for index, prompt in enumerate(prompt for prompt in prompts for _ in range(request.num_sequences))
-        ]
-        self._progress = [_SequenceProgress() for _ in self._choices]
-        self._num_submitted = 0
+        self._choices: list[Choice] = []  # of the prompts that have been submitted
+        self._progress: list[_SequenceProgress] = []
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in request.prompts)
         self._num_completion_tokens = 0
         self._num_cached_tokens = 0
@@ -106,7 +107,7 @@ class Generation:
         """
         end: FinishReason = "abort"  # when the caller goes away
         try:
-            async with aclosing(_merge(self._submit())) as updates:
+            async with aclosing(_merge(await self._submit())) as updates:
                 async for position, update in updates:
                     delta = await self._take(position, update)
                     if delta is not None:
@@ -122,7 +123,7 @@ class Generation:
 
         Raises what `deltas` raises.
         """
-        results = [ChoiceResult() for _ in self._choices]
+        results = [ChoiceResult() for _ in range(len(self._request.prompts) * self._request.num_sequences)]
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 results[delta.index].add(delta)
@@ -141,15 +142,22 @@ class Generation:
             best += sorted(places, key=lambda index: -self._choices[index].mean_logprob)[:n]
         return best
 
-    def _submit(self) -> list[UpdateStream]:
+    async def _submit(self) -> list[UpdateStream]:
         request = self._request
-        streams = []
+        num_chars = sum(map(len, request.stop))
+        stops = await off_loop_if_large(num_chars, partial(StopAutomaton, request.stop))
+        streams: list[UpdateStream] = []
         arrival_time = time.time() - (time.perf_counter() - self._arrival)
         for engine_id, prompt in zip(self._engine_ids, request.prompts, strict=True):
+            if streams:
+                await asyncio.sleep(0)  # thousands of prompts in a row would hold up every other request
             message = Submit(engine_id, prompt.token_ids, prompt.params, arrival_time, request.priority)
             streams.append(self._engine.submit(message))
-            self._num_submitted += 1
             self._metrics.observe_n(request.n)
+            scored = ScoredPrompt(prompt, request, self._tokenizer)
+            for _ in range(request.num_sequences):
+                self._choices.append(Choice(len(self._choices), scored, request, self._tokenizer, stops))
+                self._progress.append(_SequenceProgress())
         return streams
 
     async def _take(self, position: int, update: SequenceUpdate) -> ChoiceDelta | None:
@@ -207,41 +215,34 @@ class Generation:
             )
         )
 
-    def _close(self, reason: FinishReason) -> None:
-        for engine_id in self._engine_ids[: self._num_submitted]:
+    def _close(self, reason: FinishReason, first: int = 0) -> None:
+        """Leave nothing in the engine, from one prompt on: thousands of them take several turns of the event loop."""
+        num_sequences = self._request.num_sequences
+        num_submitted = len(self._choices) // num_sequences
+        last = min(num_submitted, first + max(1, _SEQUENCES_A_TURN // num_sequences))
+        for engine_id in self._engine_ids[first:last]:
             self._engine.abort(engine_id)
-        for index in range(self._num_submitted * self._request.num_sequences):
+        for index in range(first * num_sequences, last * num_sequences):
             if self._choices[index].finish_reason is None:
                 self._observe_end(index, reason)
+        if last < num_submitted:
+            asyncio.get_running_loop().call_soon(self._close, reason, last)
 
 
 async def _merge(streams: Sequence[UpdateStream]) -> AsyncGenerator[tuple[int, SequenceUpdate], None]:
     """The updates of several streams as they come, each with its stream's position. The first error ends all."""
-    queue: asyncio.Queue[tuple[int, SequenceUpdate] | Exception | None] = asyncio.Queue()
-
-    async def pump(position: int, stream: UpdateStream) -> None:
-        try:
-            async for update in stream:
-                queue.put_nowait((position, update))
-        except Exception as error:
-            queue.put_nowait(error)
-        queue.put_nowait(None)
-
-    if len(streams) == 1:
-        async for update in streams[0]:
-            yield 0, update
-        return
-    pumps = [asyncio.create_task(pump(position, stream)) for position, stream in enumerate(streams)]
-    try:
-        num_open = len(pumps)
-        while num_open:
-            match await queue.get():
-                case None:
-                    num_open -= 1
-                case Exception() as error:
-                    raise error
-                case item:
-                    yield item
-    finally:
-        for task in pumps:
-            task.cancel()
+    queue: UpdateQueue = asyncio.Queue()
+    for position, stream in enumerate(streams):
+        stream.join(queue, position)
+    num_open, num_taken = len(streams), 0
+    while num_open:
+        match await queue.get():
+            case (_, None):
+                num_open -= 1
+            case (_, Exception() as error):
+                raise error
+            case position, update:
+                yield position, update
+        num_taken += 1
+        if num_taken % _SEQUENCES_A_TURN == 0:
+            await asyncio.sleep(0)  # one step of the engine may bring updates of all of them

@@ -7,7 +7,6 @@ from scheduler.sampling_params import SamplingParams
 from server.errors import InvalidRequest
 from server.protocol.fields import GenerationFields
 
-_MAX_STOP_CHARS = 1 << 18  # of one request, over all its answers: each of them looks for the stop strings by itself
 _MAX_TOKENS_OF_REQUEST = 1 << 22  # that it may be answered with; 32 whole windows of 131,072 tokens
 # Log-probabilities of one request: those of every token that it may answer with, and of the likeliest beside it. Each
 # takes some 150 bytes and 2 µs of the edge, so this is 300 MB and a few seconds at worst. Enough for 128 whole windows
@@ -36,8 +35,6 @@ def check_bounds(request: GenerationFields, prompts: Sequence[_Prompt], logprobs
     """
     params = prompts[0].params  # the prompts differ in seed and max_tokens alone
     num_sequences = params.n * len(prompts)
-    if sum(map(len, request.stop)) * num_sequences > _MAX_STOP_CHARS:
-        raise InvalidRequest(f"The stop strings are too long for a request for {num_sequences} answers.", "stop")
     num_tokens = num_sequences * (request.wanted_tokens or 0)
     if num_tokens > _MAX_TOKENS_OF_REQUEST:
         raise InvalidRequest(
