@@ -118,5 +118,5 @@ class SequenceUpdate:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the token that ended it; its text is not part of the answer
     embedding: bytes = b""  # as in RowResult
-    num_cached_tokens: int = 0  # with the end: prompt tokens that were not computed, since their blocks were there
-    num_recomputed_tokens: int = 0  # with the end: tokens that were computed again after preemption
+    num_cached_tokens: int = 0  # so far: prompt tokens that were not computed, since their blocks were there
+    num_recomputed_tokens: int = 0  # so far: tokens that were computed again after preemption

@@ -70,5 +70,5 @@ def build_update(
         finish_reason=accepted.finish_reason,
         stop_token_id=accepted.stop_token_id,
         embedding=result.embedding,
-        num_recomputed_tokens=0 if accepted.finish_reason is None else sequence.num_recomputed_tokens,
+        num_recomputed_tokens=sequence.num_recomputed_tokens,
     )
