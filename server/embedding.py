@@ -20,7 +20,7 @@ from server.messages import Submit
 from server.metrics import SequenceRecord, ServerMetrics
 from server.protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from server.protocol.fields import parse_body
-from server.protocol.responses import to_raw
+from server.protocol.responses import to_json
 from server.served_model import ServedModel
 from server.token_ids import TokenIds
 from server.truncation import PromptTokens, prompt_tokens_of
@@ -129,6 +129,7 @@ class EmbeddingRun:
                 raise SequenceFailed(f"the prompt of {engine_id} failed in the engine")
             if update.finish_reason is not None:
                 self._observe_end(engine_id, update.finish_reason)
+                await asyncio.sleep(0)  # as above: many may have ended in the meantime
                 return update.embedding
         raise AssertionError(f"the updates of {engine_id} ended without an end")
 
@@ -145,14 +146,20 @@ class EmbeddingRun:
         )
 
 
-def embedding_list(request: PreparedEmbedding, pooled: Sequence[bytes]) -> EmbeddingList:
-    """The answer's body. Takes a fraction of a millisecond for each vector. Raises SequenceFailed for one of NaN."""
-    data = [
-        to_raw(Embedding(index, _encoded(_vector(raw, normalize=request.normalize), as_base64=request.as_base64)))
-        for index, raw in enumerate(pooled)
-    ]
+def answer_pieces(request: PreparedEmbedding, pooled: Sequence[bytes]) -> list[bytes]:
+    """The answer's body, in pieces: encoded as a whole, large ones would hold up every thread.
+
+    Takes a fraction of a millisecond for each vector. Raises SequenceFailed for one that is not of finite numbers.
+    """
     num_tokens = sum(map(len, request.prompts))
-    return EmbeddingList(request.model, data, EmbeddingUsage(num_tokens, num_tokens))
+    body = to_json(EmbeddingList(request.model, EmbeddingUsage(num_tokens, num_tokens)))
+    before, _, after = body.rpartition(b"[]")
+    pieces = [before + b"["]
+    for index, raw in enumerate(pooled):
+        vector = _vector(raw, normalize=request.normalize)
+        item = to_json(Embedding(index, _encoded(vector, as_base64=request.as_base64)))
+        pieces.append(b"," + item if index else item)
+    return [*pieces, b"]" + after]
 
 
 def _vector(raw: bytes, *, normalize: bool) -> bytes:

@@ -66,6 +66,6 @@ class EmbeddingList(msgspec.Struct, frozen=True):
     """The answer."""
 
     model: str
-    data: list[msgspec.Raw]  # each an Embedding, in the order of the inputs
     usage: EmbeddingUsage
     object: str = "list"
+    data: tuple[Embedding, ...] = ()  # in the order of the inputs; the last field, since it is written piece by piece

@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from server.disconnect import until_disconnect
 from server.edge import CurrentEdge, Edge
-from server.embedding import FLOAT_BYTES, EmbeddingRun, embedding_list, prepare_embedding
+from server.embedding import FLOAT_BYTES, EmbeddingRun, answer_pieces, prepare_embedding
+from server.json_response import JsonResponse
 from server.off_loop import off_loop_if_large
 from server.protocol.embeddings import EmbeddingRequest
-from server.protocol.responses import to_json
 from server.routes.generating import TRUNCATED_TOKENS_HEADER, ignored_fields_header, read_body
 from server.routes.openapi import body_of
 
@@ -31,8 +31,8 @@ async def _answer(body: bytes, arrival: float, edge: Edge) -> Response:
     run = EmbeddingRun(prepared, f"embd-{uuid.uuid4().hex}", edge.engine, edge.metrics, arrival)
     pooled = await run.pooled()
     num_values = sum(map(len, pooled)) // FLOAT_BYTES
-    content = await off_loop_if_large(num_values, lambda: to_json(embedding_list(prepared, pooled)))
+    pieces = await off_loop_if_large(num_values, lambda: answer_pieces(prepared, pooled))
     headers = dict(ignored_fields_header(prepared.ignored_fields))
     if prepared.num_truncated_tokens:
         headers[TRUNCATED_TOKENS_HEADER] = str(prepared.num_truncated_tokens)
-    return Response(content, headers=headers, media_type="application/json")
+    return JsonResponse(pieces, headers)

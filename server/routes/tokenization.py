@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from server.disconnect import until_disconnect
 from server.edge import CurrentEdge, Edge
+from server.json_response import JsonResponse
 from server.protocol.responses import to_json
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from server.routes.generating import ignored_fields_header, read_body
@@ -48,4 +49,4 @@ async def _answer(
     body = await read_body(request, edge.settings.max_body_size)
     working = edge.preparer.run(answer, body, edge.served_model())
     content, ignored_fields = await until_disconnect(request.receive, working)
-    return Response(content, headers=dict(ignored_fields_header(ignored_fields)), media_type="application/json")
+    return JsonResponse([content], ignored_fields_header(ignored_fields))
