@@ -22,6 +22,7 @@ from server.error_responses import as_api_error
 from server.errors import ApiError, BodyTooLarge
 from server.event_stream import EventStream, server_sent_event
 from server.generation import ChoiceDelta, ChoiceResult, Generation, TokenCounts
+from server.json_response import JsonResponse
 from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest
 from server.protocol.responses import to_json
@@ -107,7 +108,7 @@ async def _answer(body: bytes, arrival: float, edge: Edge, route: Route) -> Resp
         num_repeated = prepared.n * generation.counts.num_prompt_tokens if prepared.return_token_ids else 0
         num_values = num_repeated + sum(_num_values(prepared, result) for result in results)
         content = await off_loop_if_large(num_values, lambda: to_json(writer.whole(results, generation.counts)))
-        return Response(content, headers=dict(headers), media_type="application/json")
+        return JsonResponse([content], headers)
     events = _events(prepared, generation, writer)
     # The first event decides on the status: a request that the engine refuses is answered with 400, not with a stream.
     return EventStream(await anext(events), events, headers)
