@@ -62,7 +62,7 @@ class GrammarState:
     @property
     def may_end(self) -> bool:
         """The answer is whole as it stands."""
-        return self._matcher.is_accepting() and not self._matcher.is_error()
+        return self._matcher.is_accepting()
 
     @property
     def is_complete(self) -> bool:

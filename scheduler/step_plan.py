@@ -19,7 +19,7 @@ class StepPlan:
         self.budget = budget  # tokens left
         self.preempted = False  # a sequence gave way: nobody is admitted in this step
         self._planned: dict[Sequence, tuple[int, Allocation]] = {}
-        self._has_grammar = False  # of some sequence that was added
+        self._looking_back: set[Sequence] = set()  # planned ones that the runner must be told the tokens of
 
     @property
     def is_empty(self) -> bool:
@@ -31,18 +31,21 @@ class StepPlan:
         assert num_new_tokens > 0, f"sequence {sequence.seq_id} is scheduled for no token"
         self._planned[sequence] = (num_new_tokens, allocation)
         self.budget -= num_new_tokens
-        self._has_grammar = self._has_grammar or sequence.grammar is not None
+        if sequence.request.looks_back:
+            self._looking_back.add(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Take a preempted sequence out again, and its copies with it: their destinations are free for others."""
         self.preempted = True
         num_new_tokens, _ = self._planned.pop(sequence, (0, None))
+        self._looking_back.discard(sequence)
         self.budget += num_new_tokens
 
     def rows(self, known_to_runner: Set[int]) -> tuple[NewRow | KnownRow, ...]:
         """The rows in the order of the batch: decodes first."""
+        looking_back = self._looking_back
         return tuple(
-            _known_row(sequence, num_new, allocation)
+            _known_row(sequence, num_new, allocation, looks_back=bool(looking_back) and sequence in looking_back)
             if sequence.seq_id in known_to_runner
             else _new_row(sequence, num_new)
             for sequence, (num_new, allocation) in self._in_order()
@@ -50,7 +53,7 @@ class StepPlan:
 
     def sampling_grammars(self) -> list[tuple[int, Sequence, GrammarState]]:
         """The rows whose next token is sampled under a grammar, with their places in the step."""
-        if not self._has_grammar:
+        if not self._looking_back:
             return []
         return [
             (place, sequence, sequence.grammar)
@@ -71,13 +74,13 @@ class StepPlan:
         """Count the planned tokens as computed: whatever is scheduled later comes later on the device too."""
         for sequence, (num_new_tokens, _) in self._planned.items():
             sequence.num_computed_tokens += num_new_tokens
-            if sequence.request.looks_back:
-                sequence.num_sent_tokens = sequence.num_tokens
             if sequence.has_computed_all:
                 sequence.num_pending_tokens += 1
+        for sequence in self._looking_back:
+            sequence.num_sent_tokens = sequence.num_tokens
 
 
-def _known_row(sequence: Sequence, num_new_tokens: int, allocation: Allocation) -> KnownRow:
+def _known_row(sequence: Sequence, num_new_tokens: int, allocation: Allocation, *, looks_back: bool) -> KnownRow:
     copied = allocation.copy_on_write
     return KnownRow(
         seq_id=sequence.seq_id,
@@ -85,9 +88,7 @@ def _known_row(sequence: Sequence, num_new_tokens: int, allocation: Allocation) 
         replaced_block=None if copied is None else (copied.position, copied.dst),
         num_computed_tokens=sequence.num_computed_tokens,
         num_new_tokens=num_new_tokens,
-        sampled_token_ids=(
-            tuple(sequence.token_ids[sequence.num_sent_tokens :]) if sequence.request.looks_back else ()
-        ),
+        sampled_token_ids=tuple(sequence.token_ids[sequence.num_sent_tokens :]) if looks_back else (),
     )
 
 

@@ -95,10 +95,12 @@ def test_forks_go_their_own_ways(compiler):
 
 
 def test_a_token_that_is_not_allowed_is_refused(compiler):
-    state = compiler.compile(StructuredOutput("choice", '["ab"]'))
-    assert not state.accept(ord("x"))
-    assert not state.is_complete
-    assert not any(state.bitmask())
+    for pattern in ("ab", "a*"):
+        state = compiler.compile(StructuredOutput("regex", pattern))
+        assert state.may_end == (pattern == "a*")
+        assert not state.accept(ord("x"))
+        assert (state.may_end, state.is_complete) == (False, False)
+        assert not any(state.bitmask())
 
 
 def test_special_tokens_are_never_spelled_as_text_and_can_be_named(compiler):

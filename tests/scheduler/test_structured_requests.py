@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scheduler.admission import RequestRefused
-from scheduler.output import NewRow
+from scheduler.output import NewRow, RowResult, StepResult
 from scheduler.request import SequenceStatus
 from scheduler.sampling_params import StructuredOutput
 from tests.scheduler.bench import Bench
@@ -132,6 +132,16 @@ def test_a_grammar_that_no_token_can_go_on_with_fails_its_request_alone():
     bench.drain()
     assert bench.finish_reasons == {("a", 0): "error", ("b", 0): "length"}
     assert bench.tokens["b", 0] == bench.expected("b")
+
+
+def test_a_token_that_the_grammar_has_not_fails_the_request():
+    bench = Bench()
+    bench.add("a", max_tokens=9, structured_output=StructuredOutput("regex", "c+"))
+    bench.step()
+    output = bench.scheduler.schedule()
+    [update] = bench.scheduler.update(output, StepResult((RowResult(tuple(ids("d"))),)))
+    assert update.finish_reason == "error"
+    assert not bench.scheduler.has_unfinished
 
 
 def test_a_stop_token_before_min_tokens_does_not_end_a_sequence():
