@@ -16,6 +16,13 @@ from tests.clients.calls import Outcome, Target, line_of, run_calls
 from tests.end_to_end.server_process import ServerProcess
 
 SERVED_NAME = "smollm2"
+QUIET_AND_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "TQDM_DISABLE": "1",
+}
 # Package -> our module with its calls.
 CLIENTS = {
     "openai": "openai_calls",
@@ -29,7 +36,7 @@ CLIENTS = {
 def main() -> int:
     """Run them all; 0 if every call passed."""
     arguments = _arguments()
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", LITELLM_LOCAL_MODEL_COST_MAP="True")
+    os.environ.update(QUIET_AND_OFFLINE)  # before the clients are imported, which is when they read it
     server = nullcontext(arguments.url) if arguments.url else _server(arguments.server_python, arguments.model)
     outcomes: list[Outcome] = []
     with server as url:
