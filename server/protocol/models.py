@@ -30,6 +30,7 @@ class AnthropicModel(msgspec.Struct, frozen=True):
     created_at: str  # RFC 3339
     max_input_tokens: int | None
     max_tokens: int | None
+    lifecycle: str = "active"
     type: str = "model"
 
 

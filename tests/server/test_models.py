@@ -1,9 +1,11 @@
 """`/v1/models` in OpenAI's form and in Anthropic's."""
 
+import json
 from datetime import UTC, datetime
 
 import httpx
 import pytest
+from anthropic.types import ModelInfo
 from openai.types import Model
 
 from tests.server.doubles import MAX_MODEL_LEN, FakeEngine, client_of, make_app
@@ -50,6 +52,8 @@ async def test_a_name_that_is_not_served_is_not_found(headers):
 async def test_anthropics_clients_get_their_form():
     response = await get(headers=ANTHROPIC)
     body = response.json()
+    for model in body["data"]:
+        ModelInfo.model_validate_json(json.dumps(model), strict=True)
     created_at = body["data"][0].pop("created_at")
     assert datetime.fromisoformat(created_at).tzinfo == UTC
     assert body["data"][0] == {
@@ -58,6 +62,7 @@ async def test_anthropics_clients_get_their_form():
         "display_name": "a",
         "max_input_tokens": MAX_MODEL_LEN,
         "max_tokens": MAX_MODEL_LEN,
+        "lifecycle": "active",
     }
     assert (body["has_more"], body["first_id"], body["last_id"]) == (False, "a", "c")
     assert (await get("/org/b", headers=ANTHROPIC)).json()["display_name"] == "org/b"
