@@ -5,6 +5,7 @@ names it as the user wrote it. Must not know FastAPI, torch or what a model cont
 """
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -27,6 +28,7 @@ ENV_PREFIX = "OCTAVO_"
 # Kubernetes describes a service called octavo, or octavo-something, to every pod of its namespace in such variables.
 _SERVICE_LINK = re.compile(r"OCTAVO_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
+_ROOT_PATH = re.compile(r"(/[^/\s?#]+)*")
 _MAX_TOKENS = 1 << 24
 _SWITCHES = frozenset(
     {"allow_credentials", "async_scheduling", "batch_invariant", "enable_log_requests", "enforce_eager"}
@@ -117,7 +119,7 @@ class Settings(BaseSettings):
     allowed_methods: Names = Field(("*",), description="Method that such pages may use.")
     allowed_headers: Names = Field(("*",), description="Request header that such pages may send.")
     allow_credentials: bool = Field(False, description="Such pages may send cookies; needs origins by name.")
-    root_path: str = Field("", pattern=r"^(/[^/\s]+)*$", description="Path that a proxy puts before ours: /llm.")
+    root_path: str = Field("", description="Path that a proxy puts before ours, such as /llm.")
     max_body_size: ByteSize = Field(
         ByteSize(16 << 20), ge=1024, le=1 << 30, description="Largest request body, in bytes or such as 16MiB."
     )
@@ -200,9 +202,24 @@ class Settings(BaseSettings):
     @field_validator(*_LISTS, mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
-        if isinstance(value, str):
+        if isinstance(value, str) and not value.startswith("["):
             return [part.strip() for part in value.split(",")]
+        if isinstance(value, str):
+            return [value]
         return value
+
+    @field_validator("root_path")
+    @classmethod
+    def _refuse_half_paths(cls, value: str) -> str:
+        if not _ROOT_PATH.fullmatch(value):
+            raise ValueError("must be a path such as /llm, without a slash at its end")
+        return value
+
+    @field_validator("allowed_origins", "allowed_methods", "allowed_headers", mode="after")
+    @classmethod
+    def _read_json_lists(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """As vLLM takes them: '["*"]'."""
+        return tuple(name for part in value for name in (_json_list(part) if part.startswith("[") else (part,)))
 
     @field_validator(*_LISTS)
     @classmethod
@@ -244,6 +261,16 @@ class Settings(BaseSettings):
             enforce_eager=self.enforce_eager,
             log_level=self.log_level,
         )
+
+
+def _json_list(text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except ValueError:
+        raise ValueError("must be a name or a JSON list of names") from None
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("must be a name or a JSON list of names")
+    return list(names)
 
 
 def flag_of(field: str) -> str:

@@ -190,7 +190,6 @@ def _spare_the_loop_collections() -> None:
     server has after its start and eight requests of 2048 prompts. Cycles that end as young as requests do are found by
     the collections of young objects.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECTION_THRESHOLDS)
 

@@ -59,7 +59,7 @@ def test_lists_in_variables_are_split_at_commas(monkeypatch):
 
 
 def test_keys_show_nowhere(monkeypatch, config_file):
-    assert "hidden" not in repr(load_settings({"api_key": "hidden"}))
+    assert "hidden" not in repr(load_settings({"api_key": "hidden", "admin_api_key": "hidden"}))
     with pytest.raises(SettingsError) as error:
         load_settings({"config": config_file('api_key = ["hidden", 5]\n')})
     assert "hidden" not in str(error.value)
@@ -86,6 +86,9 @@ def test_sizes(text, num_bytes):
         ("kv_cache_memory", "2GX", ": could not interpret byte unit: GX, not '2GX'."),
         ("kv_cache_memory", "much", ": could not parse value and unit from byte string, not 'much'."),
         ("served_model_name", "a,,b", "must not be empty, not 'a,,b'."),
+        ("root_path", "llm/", "must be a path such as /llm, without a slash at its end, not 'llm/'."),
+        ("allowed_origins", "[5]", "must be a name or a JSON list of names, not '[5]'."),
+        ("max_log_len", "-1", "must be greater than or equal to 0, not '-1'."),
     ],
 )
 def test_sentence_names_the_setting_as_it_was_written(monkeypatch, config_file, field, value, sentence):
@@ -121,9 +124,10 @@ def test_the_variables_of_a_kubernetes_service_are_not_settings(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["", "  "])
-def test_an_empty_key_in_the_environment_is_refused(monkeypatch, value):
-    monkeypatch.setenv("OCTAVO_API_KEY", value)
-    with pytest.raises(SettingsError, match="OCTAVO_API_KEY is set and empty"):
+@pytest.mark.parametrize("variable", ["OCTAVO_API_KEY", "OCTAVO_ADMIN_API_KEY", "OCTAVO_API_KEY_FILE"])
+def test_an_empty_key_in_the_environment_is_refused(monkeypatch, value, variable):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=f"{variable} is set and empty"):
         load_settings({})
 
 
@@ -164,3 +168,8 @@ def test_engine_config_survives_msgpack(tmp_path):
 def test_every_attention_backend_can_be_chosen():
     annotation = Settings.model_fields["attention_backend"].annotation
     assert set(annotation.__args__) == set(BACKEND_NAMES)
+
+
+@pytest.mark.parametrize("written", ["a,b", ["a", "b"], '["a", "b"]', ['["a"]', "b"]])
+def test_lists_may_be_written_as_vllm_takes_them(written):
+    assert load_settings({"allowed_origins": written}).allowed_origins == ("a", "b")

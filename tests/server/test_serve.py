@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -125,6 +126,28 @@ def test_port_in_use_is_one_sentence():
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1
     assert result.stderr == f"octavo: Cannot listen on 127.0.0.1 port {port}: Address already in use.\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            ["--api-key-file", "/nowhere/keys"],
+            "The file of keys /nowhere/keys cannot be read: No such file or directory.",
+        ),
+        (["--api-key", "alice:"], "--api-key has an entry (number 1) that is neither a key nor name:key."),
+        (["--api-key", "a:x", "--admin-api-key", "x"], "The admin key is also the key of a."),
+    ],
+)
+def test_keys_that_cannot_be_used_end_the_start(flags, sentence):
+    command = [sys.executable, "-m", "tests.server.serve_with_fake_engine", "--port", "0", *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (2, f"octavo: {sentence}\n")
+
+
+def test_as_many_connections_as_the_machine_allows(running):
+    soft, hard = resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard or soft >= 65536
 
 
 def read_all(connection: socket.socket) -> bytes:
