@@ -5,6 +5,7 @@ In a thread, every C call on a long prompt keeps the GIL for milliseconds, and w
 
 import asyncio
 import logging
+import os
 import queue
 import socket
 import subprocess
@@ -30,7 +31,7 @@ Prepared = TypeVar("Prepared")
 
 MAX_SMALL = 16 * 1024  # bytes of a body: some 4,000 tokens of text, which take about 2 ms
 _NUM_THREADS = 4  # for small ones
-_NUM_CONNECTIONS = 4  # large requests that are prepared at once
+_NUM_CONNECTIONS = max(2, min(4, (os.cpu_count() or 1) // 2))  # large requests that are prepared at once
 _ANSWER_SECONDS = 60.0  # for the longest body; a process that needs more is stuck, and is replaced
 _START_SECONDS = 60.0
 _EXIT_SECONDS = 5.0

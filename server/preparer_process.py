@@ -27,7 +27,7 @@ logger = logging.getLogger("octavo.preparer")
 
 READY = b"ready"
 TOKENIZER = "tokenizer"  # its name on the way: each process has its own
-_NICENESS = 5  # whoever waits for a token goes before a long prompt that has not begun
+_NICENESS = 10  # whoever waits for a token goes before a long prompt that has not begun
 
 
 def answer(request: bytes, body: bytes, codec: ValueCodec) -> bytes:
