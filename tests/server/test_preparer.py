@@ -155,7 +155,7 @@ async def test_a_fault_of_ours_ends_one_request_only(preparer, model, function):
 
 async def test_a_process_that_ends_is_replaced(preparer, model, caplog):
     before = await preparer.run(process_id, LARGE, model)
-    waiting = [asyncio.create_task(preparer.run(hang, LARGE, model)) for _ in range(3)]
+    waiting = [asyncio.create_task(preparer.run(hang, LARGE, model)) for _ in range(preparer_module._NUM_CONNECTIONS)]
     await asyncio.sleep(0.1)
     os.kill(before, signal.SIGKILL)
     for error in await asyncio.gather(*waiting, return_exceptions=True):

@@ -105,6 +105,7 @@ def test_what_is_no_data_stays(value):
     [
         ["object", "os", "system", "true"],
         ["object", "subprocess", "Popen", "true"],
+        ["object", "fastapi.dependencies.models", "Dependant"],
         ["object", "server.serve", "serve"],
         ["object", "server.engine_client", "EngineClient"],
         ["object", "server.errors", "InvalidRequest", "x"],
