@@ -83,8 +83,8 @@ def sampling_params_of(
 
 
 def seed_of(request: GenerationFields) -> int:
-    """The caller's, or one drawn anew at each call."""
-    return secrets.randbits(63) if request.seed is None else request.seed & (2**63 - 1)
+    """The caller's, or one drawn anew at each call: without a seed, and for the -1 of vLLM and llama.cpp."""
+    return secrets.randbits(63) if request.seed is None or request.seed == -1 else request.seed & (2**63 - 1)
 
 
 def _prompt_logprobs(request: GenerationFields, echoed: int | None) -> int | None:

@@ -121,7 +121,7 @@ class GenerationFields(PromptFields):
     top_p: float | None = Field(None, ge=0, le=1, description="0: the most likely token.")
     top_k: int | None = Field(None, ge=-1, le=_MAX_INT, description="-1 or 0: off.")
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), le=_MAX_INT)
+    seed: int | None = Field(None, ge=-(2**63), le=_MAX_INT, description="-1: drawn anew, as without one.")
     n: int | None = Field(None, ge=1, le=MAX_N)
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="Off the logit of what was generated.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="The same, times how often it was.")

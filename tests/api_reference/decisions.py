@@ -64,7 +64,7 @@ _GENERATION = {
     "model": honoured("a served name; may be left out"),
     "max_tokens": honoured("prompt and answer together must fit the window: 400 otherwise, nothing is cut"),
     "n": honoured("1 to 128"),
-    "seed": honoured("the same seed gives the same tokens, at any load"),
+    "seed": honoured("the same seed gives the same tokens, at any load; -1 draws one anew, as its absence does"),
     "stop": honoured("at most 16 strings of 1024 bytes"),
     "stream": honoured(),
     "stream_options": honoured("needs stream"),

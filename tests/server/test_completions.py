@@ -118,7 +118,7 @@ async def test_parameters_reach_the_engine():
         top_p=0.9,
         top_k=40,
         min_p=0.05,
-        seed=-1,
+        seed=-2,
         n=2,
         stop_token_ids=[5, 6],
         ignore_eos=True,
@@ -126,7 +126,7 @@ async def test_parameters_reach_the_engine():
     )
     params = engine.submitted[0].params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (7, 0.5, 0.9, 40)
-    assert (params.min_p, params.seed, params.n) == (0.05, 2**63 - 1, 2)
+    assert (params.min_p, params.seed, params.n) == (0.05, 2**63 - 2, 2)
     assert (params.stop_token_ids, params.ignore_eos, params.logprobs) == ((5, 6), True, 3)
     assert params.prompt_logprobs is None
 
@@ -140,10 +140,11 @@ async def test_null_means_absent():
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.n) == (16, 1.0, 1.0, 0, 1)
 
 
-async def test_each_request_without_a_seed_draws_its_own():
+@pytest.mark.parametrize("fields", [{}, {"seed": -1}])
+async def test_each_request_without_a_seed_draws_its_own(fields):
     engine = FakeEngine()
     for _ in range(2):
-        await complete(engine, prompt=["ab", "ab"])
+        await complete(engine, prompt=["ab", "ab"], **fields)
     assert len({message.params.seed for message in engine.submitted}) == 4
 
 
