@@ -34,6 +34,7 @@ from server.config import EngineConfig
 from server.grammar_compilation import CompiledGrammar, GrammarCompilation
 from server.messages import EngineInfo, EngineStats, Rejected, Submit
 from server.startup_steps import largest_step, warm_up
+from server.submission_check import refuse_unknown_token_ids
 from server.tokenizer import load_tokenizer
 
 logger = logging.getLogger("octavo.engine")
@@ -88,18 +89,12 @@ class Engine:
         """Queue a request. One for structured output runs when `take_grammars` has found its grammar compiled.
 
         Raises:
-            RequestRefused: also for a token id without an embedding, which would end the engine in its next step.
+            RequestRefused: also for a token id that the model does not have, which would end the engine later.
         """
         wanted = message.params.structured_output
         if wanted is not None and self._grammars is None:
             raise RequestRefused(f"{wanted.param} is not supported by this engine.", wanted.param)
-        if (
-            not 0
-            <= min(message.prompt_token_ids, default=0)
-            <= max(message.prompt_token_ids, default=0)
-            < self.info.vocab_size
-        ):
-            raise RequestRefused(f"A token id of the prompt is not below {self.info.vocab_size}.", "prompt")
+        refuse_unknown_token_ids(message, self.info.vocab_size)
         self._scheduler.add(
             Request(
                 message.request_id,

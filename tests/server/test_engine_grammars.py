@@ -15,6 +15,7 @@ from server.engine import Engine
 from server.engine_process import Inbox, Woken, run_loop
 from server.grammar_compilation import GrammarCompilation
 from server.messages import Abort, EngineInfo, Rejected, StepUpdates, Submit
+from server.token_ids import TokenIds
 from tests.scheduler.fake_runner import VOCAB_SIZE, FakeRunner, expected_tokens, fake_vocabulary
 
 OBJECT = StructuredOutput("json_object")
@@ -46,7 +47,7 @@ class Edge:
 
     def submit(self, name, prompt, wanted_params):
         self.expected.add(name)
-        self.inbox._messages.put(Submit(name, prompt, wanted_params, 0.0))
+        self.inbox._messages.put(Submit(name, TokenIds(prompt), wanted_params, 0.0))
 
     def send(self, message):
         match message:
@@ -111,7 +112,7 @@ def test_what_cannot_be_compiled_is_rejected_and_the_others_run_on():
 
 def test_an_abort_while_the_grammar_is_made_ends_the_request():
     engine = build(load=lambda: time.sleep(0.05) or fake_vocabulary())
-    engine.submit(Submit("a", [1], params(OBJECT), 0.0))
+    engine.submit(Submit("a", TokenIds([1]), params(OBJECT), 0.0))
     assert engine.stats.num_waiting == 1
     engine.abort(Abort("a").request_id, None)
     assert engine.stats.num_waiting == 0
@@ -123,9 +124,9 @@ def test_an_abort_while_the_grammar_is_made_ends_the_request():
 def test_a_refused_request_asks_for_no_grammar():
     engine = build(load=lambda: pytest.fail("a vocabulary was loaded"))
     with pytest.raises(RequestRefused):
-        engine.submit(Submit("a", [1], params(OBJECT, max_tokens=1000), 0.0))
+        engine.submit(Submit("a", TokenIds([1]), params(OBJECT, max_tokens=1000), 0.0))
     with pytest.raises(RequestRefused):
-        engine.submit(Submit("a", [VOCAB_SIZE], params(OBJECT), 0.0))
+        engine.submit(Submit("a", TokenIds([VOCAB_SIZE]), params(OBJECT), 0.0))
     assert engine.take_grammars() == []
 
 
@@ -133,4 +134,4 @@ def test_an_engine_without_a_vocabulary_refuses_structured_output():
     engine = build()
     engine._grammars = None
     with pytest.raises(RequestRefused, match="structured_outputs is not supported"):
-        engine.submit(Submit("a", [1], params(OBJECT), 0.0))
+        engine.submit(Submit("a", TokenIds([1]), params(OBJECT), 0.0))

@@ -1,13 +1,17 @@
 """The engine's loop over the real scheduler and the scheduler tests' fake runner: in turn, and one step ahead."""
 
+from dataclasses import replace
+
 import pytest
 
 from paged_cache.manager import BlockManager
+from scheduler.admission import RequestRefused
 from scheduler.config import SchedulerConfig
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
 from server.engine import Engine
 from server.messages import EngineInfo, Submit
+from server.token_ids import TokenIds
 from tests.scheduler.fake_runner import VOCAB_SIZE, FakeRunner, expected_tokens
 
 EOS = frozenset({3, 17})
@@ -42,7 +46,7 @@ def build(num_blocks=12, **settings):
 def serve(engine, requests, abort_after=None):
     """Every token of every sequence; `abort_after` names a request and the number of steps after which it goes."""
     for name, (prompt, params) in requests.items():
-        engine.submit(Submit(name, prompt, params, 0.0))
+        engine.submit(Submit(name, TokenIds(prompt), params, 0.0))
     tokens, num_steps = {}, 0
     while engine.has_unfinished:
         for update in engine.step():
@@ -85,3 +89,26 @@ def test_an_abort_of_the_last_request_drains_the_steps_in_flight(num_steps):
     engine.check_integrity()
     # The next request's first step tells the runner to forget the aborted one.
     assert len(serve(engine, {"b": ([4, 5], params)})["b", 0]) == 30
+
+
+@pytest.mark.parametrize("unknown", [-1, VOCAB_SIZE])
+def test_an_id_that_is_not_of_the_vocabulary_is_refused_by_its_field(unknown):
+    engine, params = build(), SamplingParams(max_tokens=3)
+    last = VOCAB_SIZE - 1
+    fields = {
+        "stop_token_ids": lambda token_id: (1, token_id),
+        "logit_bias": lambda token_id: ((token_id, 1.0), (1, 1.0)),
+        "allowed_token_ids": lambda token_id: (1, token_id),
+        "bad_words": lambda token_id: ((1,), (2, token_id, 3)),
+    }
+    with pytest.raises(RequestRefused, match=f"0 to {last}") as refused:
+        engine.submit(Submit("a", TokenIds([1, unknown, 2]), params, 0.0))
+    assert refused.value.param == "prompt"
+    for name, of in fields.items():
+        with pytest.raises(RequestRefused, match=name) as refused:
+            engine.submit(Submit("a", TokenIds([1]), replace(params, **{name: of(unknown)}), 0.0))
+        assert refused.value.param == name
+    assert not engine.has_unfinished
+    whole = replace(params, **{name: of(last) for name, of in fields.items()})
+    engine.submit(Submit("a", TokenIds([0, last]), whole, 0.0))
+    assert engine.has_unfinished
