@@ -7,6 +7,7 @@ import logging
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -21,6 +22,7 @@ from server.errors import (
     RouteNotFound,
     ServiceUnavailable,
 )
+from server.protocol.fields import explain
 from server.protocol.messages_answers import error_body, error_status, is_messages_path
 from server.protocol.responses import to_json
 
@@ -75,7 +77,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(InvalidRequest(str(error.errors()[0]["msg"])), request.url.path)
+        details: ErrorDetails = error.errors()[0]
+        _, *loc = details["loc"]  # after where the field stands: in the query
+        return error_response(explain({**details, "loc": tuple(loc)}), request.url.path)
 
     async def give_up(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -215,7 +215,7 @@ def parse_body(request_type: type[Request], body: bytes) -> Request:
     try:
         request = request_type.model_validate_json(body)
     except ValidationError as error:
-        raise _explain(error.errors(include_url=False)[0]) from None
+        raise explain(error.errors(include_url=False)[0]) from None
     refuse_repeated_names(body)
     request.refuse_unsupported()
     return request
@@ -229,7 +229,7 @@ def field_path(loc: tuple[int | str, ...]) -> str | None:
     return path.removeprefix(".") or None
 
 
-def _explain(details: ErrorDetails) -> InvalidRequest:
+def explain(details: ErrorDetails) -> InvalidRequest:
     """One sentence for the first thing that is wrong, and the field in the way Python would reach it."""
     if details["type"] == "json_invalid":
         return InvalidRequest(f"The body is not valid JSON: {details['ctx']['error']}.")

@@ -88,7 +88,17 @@ async def test_anthropics_pages(query, ids, has_more):
 
 
 @pytest.mark.parametrize(
-    "query", [{"limit": 0}, {"limit": 1001}, {"limit": "x"}, {"after_id": "d"}, {"after_id": "a", "before_id": "c"}]
+    ("query", "param", "says"),
+    [
+        ({"limit": 0}, "limit", "limit must be greater than or equal to 1."),
+        ({"limit": 1001}, "limit", "limit must be less than or equal to 1000."),
+        ({"limit": "x"}, "limit", "limit must be a valid integer"),
+        ({"after_id": "d"}, "after_id", "after_id"),
+        ({"after_id": "a", "before_id": "c"}, "before_id", "before_id"),
+    ],
 )
-async def test_a_page_that_is_none_is_refused(query):
-    assert (await get(headers=ANTHROPIC, params=query)).status_code == 400
+async def test_a_page_that_is_none_is_refused(query, param, says):
+    response = await get(headers=ANTHROPIC, params=query)
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == param
