@@ -237,6 +237,8 @@ def explain(details: ErrorDetails) -> InvalidRequest:
     name = param or "The body"
     if details["type"] == "missing":
         return InvalidRequest(f"{name} is required.", param)
+    if details["type"] == "extra_forbidden":
+        return InvalidRequest(f"There is no field {name}.", param)
     if details["type"] == "invalid":
         return InvalidRequest(f"{details['msg']}.", param)
     message = details["msg"].replace("should", "must", 1)

@@ -5,6 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from scheduler.output import SequenceFailure
 from tests.server.doubles import FakeEngine, byte_tokenizer, client_of, make_app, says
 
 COMPLETIONS = "/v1/completions"
@@ -154,6 +155,11 @@ async def test_chat_message(message, param, text):
 async def test_missing_field():
     assert (await refused(COMPLETIONS, {"max_tokens": 1}))["param"] == "prompt"
     assert (await refused(CHAT, {"max_tokens": 1}))["param"] == "messages"
+
+
+async def test_an_unknown_field_where_others_would_change_the_answer():
+    error = await refused(COMPLETIONS, {"prompt": "a", "response_format": {"type": "text", "foo": 1}})
+    assert (error["param"], error["message"]) == ("response_format.foo", "There is no field response_format.foo.")
 
 
 async def test_contradicting_max_tokens():
@@ -337,6 +343,36 @@ async def test_engine_that_dies_in_a_stream_ends_it_with_an_error_event():
     assert len(pieces) == 3
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_died"
     assert (end, "[DONE]" in response.text) == ("", False)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(("text", "streamed"), [("abc", False), ("", True), ("abc", True)])
+async def test_a_request_that_cannot_be_gone_on_with_is_told_why(path, text, streamed):
+    engine = FakeEngine(says(text))
+    engine.failure = SequenceFailure("After 3 tokens, guided_json takes too much.", "guided_json")
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "stream": streamed}
+    response = await post(path, json.dumps(body).encode(), engine)
+    answer = response.text
+    if text and streamed:
+        *pieces, answer, end = answer.split("\n\n")
+        assert (len(pieces) >= 3, end) == (True, "")
+    assert response.status_code == (200 if text and streamed else 400)
+    assert json.loads(answer.removeprefix("data: "))["error"] == {
+        "message": "After 3 tokens, guided_json takes too much.",
+        "type": "invalid_request_error",
+        "param": "guided_json",
+        "code": None,
+    }
+    assert engine.open_requests == []
+
+
+async def test_a_failure_that_is_not_the_requests_is_ours(caplog):
+    engine = FakeEngine(says("abc"))
+    engine.failure = SequenceFailure("secret detail")
+    response = await post(COMPLETIONS, b'{"prompt": "a"}', engine)
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in response.text
+    assert "secret detail" in caplog.text
 
 
 @pytest.mark.parametrize("streamed", [False, True])
