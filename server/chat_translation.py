@@ -19,7 +19,7 @@ from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import bounded_names, parse_body
 from server.served_model import ServedModel
 
-_MESSAGE = re.compile(r"\bmessages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?)?")
+_MESSAGE = re.compile(r"\bmessages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function(\.arguments)?)?)?")
 _TOOL_FIELD = re.compile(r"\b(tools\[\d+\])\.function\.(\w+)")
 # A name that could be a word of the sentence too is a field only where one of these follows, or where it begins.
 _FIELD_FOLLOWS = r"(?=[\[.]|\s(?:has|is|may|must|needs|contains|cannot)\b)"
@@ -37,7 +37,7 @@ class CountedPrompt:
 class ChatTranslation:
     """A chat request in the making, and where its pieces come from."""
 
-    # Fields of chats -> fields of the API that the body is of; "function.x" is a field of a tool.
+    # Fields of chats -> fields of the API that the body is of; "function.x" is one of a tool, "arguments" of a call.
     names: Mapping[str, str]
     fields: dict[str, Any]  # of the chat; None where absent
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -105,7 +105,8 @@ class ChatTranslation:
             return found[0]
         if found[2] is None:
             return self.origins[position]
-        return self.call_origins.get((position, int(found[2])), self.origins[position])
+        origin = self.call_origins.get((position, int(found[2])), self.origins[position])
+        return origin if found[3] is None else f"{origin}.{self.names.get('arguments', 'arguments')}"
 
 
 def fields_of(prepared: PreparedRequest) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from server.served_model import ServedModel
 # Fields of chats, in the words of this API.
 _NAMES = {
     "function.parameters": "input_schema",
+    "arguments": "input",
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",

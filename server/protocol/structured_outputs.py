@@ -13,10 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from scheduler.sampling_params import StructuredOutput
 from server.errors import InvalidRequest
+from server.json_values import MAX_DEPTH, is_within
 from server.protocol.gbnf import GrammarError, lark_of
 
 MAX_SCHEMA_BYTES = 128 << 10
-MAX_SCHEMA_DEPTH = 64  # objects and arrays inside one another
 MAX_REGEX_BYTES = 16 << 10
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_CHOICES = 1024
@@ -201,30 +201,14 @@ def _schema_text(schema: SchemaOrText, param: str) -> str:
             raise InvalidRequest(f"{param} is not valid JSON: {str(error)[:200]}.", param) from None
         if not isinstance(schema, dict | bool):
             raise InvalidRequest(f"{param} is not a JSON schema: that is an object, true or false.", param)
-    if not _is_within(schema, MAX_SCHEMA_DEPTH):
-        raise InvalidRequest(f"{param} is nested deeper than {MAX_SCHEMA_DEPTH} levels.", param)
+    if not is_within(schema, MAX_DEPTH):
+        raise InvalidRequest(f"{param} is nested deeper than {MAX_DEPTH} levels.", param)
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
         raise InvalidRequest(f"{param} holds a number that JSON does not have.", param) from None
     check_size(text, MAX_SCHEMA_BYTES, param)
     return text
-
-
-def _is_within(value: object, depth: int) -> bool:
-    """Whether objects and arrays stand at most `depth` deep inside one another; level by level, not by recursion."""
-    level = [value]
-    for _ in range(depth):
-        children: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                children.extend(item.values())
-            elif isinstance(item, list):
-                children.extend(item)
-        if not children:
-            return True
-        level = children
-    return not any(isinstance(item, dict | list) for item in level)
 
 
 def _choices_text(choices: list[str], param: str) -> str:

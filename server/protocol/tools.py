@@ -7,8 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
+from server.json_values import MAX_DEPTH, is_within, read_object
 from server.protocol.field_types import invalid
 
 MAX_TOOLS = 512
@@ -22,6 +23,16 @@ _CONFIG = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=Fals
 FunctionName = Annotated[str, Field(pattern=_FUNCTION_NAME)]
 
 
+def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not is_within(schema, MAX_DEPTH):
+        raise invalid(f"the schema of a function's arguments must not be nested deeper than {MAX_DEPTH} levels")
+    try:
+        json.dumps(schema, allow_nan=False)
+    except ValueError:
+        raise invalid("the schema of a function's arguments must hold no number that JSON does not have") from None
+    return schema
+
+
 class FunctionDefinition(BaseModel):
     """A function that the model may call."""
 
@@ -29,7 +40,9 @@ class FunctionDefinition(BaseModel):
 
     name: FunctionName
     description: str | None = Field(None, max_length=MAX_DESCRIPTION)
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; absent: no parameters.")
+    parameters: Annotated[dict[str, Any] | None, AfterValidator(_check_parameters)] = Field(
+        None, description="JSON schema of an object; absent: no parameters."
+    )
     strict: bool | None = Field(None, description="The arguments always satisfy the schema, even if `auto` chose.")
 
     def for_template(self) -> dict[str, Any]:
@@ -126,24 +139,19 @@ ToolChoiceField = Annotated[
 ]
 
 
-def _check_arguments(text: object) -> object:
+def _parse_arguments(text: object) -> dict[str, Any]:
+    """What the text of arguments means. No text means no arguments: some servers send none."""
     if not isinstance(text, str):
         raise invalid("arguments must be a string that holds a JSON object")
-    if not isinstance(_arguments(text), dict):
-        raise invalid("arguments must hold a JSON object")
-    return text
-
-
-def _arguments(text: str) -> object:
-    """What the text of arguments means. No text means no arguments: some servers send none."""
+    if len(text) > MAX_ARGUMENTS:
+        raise invalid(f"arguments must have at most {MAX_ARGUMENTS} characters")
     try:
-        return json.loads(text or "{}", parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
+        return read_object(text or "{}")
+    except ValueError as error:
+        raise invalid(f"arguments {error}") from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+_ARGUMENTS_SCHEMA = {"type": "string", "maxLength": MAX_ARGUMENTS, "description": "The text of a JSON object."}
 
 
 class CalledFunction(BaseModel):
@@ -152,7 +160,7 @@ class CalledFunction(BaseModel):
     model_config = _CONFIG
 
     name: FunctionName
-    arguments: Annotated[str, BeforeValidator(_check_arguments), Field(max_length=MAX_ARGUMENTS)]
+    arguments: Annotated[dict[str, Any], PlainValidator(_parse_arguments), WithJsonSchema(_ARGUMENTS_SCHEMA)]
 
 
 class MessageToolCall(BaseModel):
@@ -166,7 +174,7 @@ class MessageToolCall(BaseModel):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it."""
-        function = {"name": self.function.name, "arguments": _arguments(self.function.arguments)}
+        function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": self.type, "function": function}
 
     def ignored_fields(self) -> list[str]:

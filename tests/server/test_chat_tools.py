@@ -47,7 +47,8 @@ def engine_that(says_text: str, **settings_of_engine: Any) -> FakeEngine:
 async def post(engine: FakeEngine, template: str | None = None, **body: Any):
     tokenizer = byte_tokenizer() if template is None else byte_tokenizer(template)
     async with client_of(make_app(engine, tokenizer=tokenizer)) as client:
-        return await client.post("/v1/chat/completions", json={"messages": [USER], "tools": TOOLS, **body})
+        content = json.dumps({"messages": [USER], "tools": TOOLS, **body})  # with numbers that httpx refuses
+        return await client.post("/v1/chat/completions", content=content)
 
 
 def prompt_of(engine: FakeEngine) -> str:
@@ -300,6 +301,17 @@ def call_with(arguments: Any) -> dict[str, Any]:
     return {"messages": [USER, {"role": "assistant", "tool_calls": [call]}, USER]}
 
 
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        value = {"a": value}
+    return value
+
+
+def tool_with(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -336,6 +348,14 @@ def call_with(arguments: Any) -> dict[str, Any]:
         (call_with('{"a": NaN}'), "messages[1].tool_calls[0].function.arguments"),
         (call_with({"a": 1}), "messages[1].tool_calls[0].function.arguments"),
         (call_with("[" * 100_000), "messages[1].tool_calls[0].function.arguments"),
+        (call_with(json.dumps(nested(65))), "messages[1].tool_calls[0].function.arguments"),
+        (call_with(json.dumps(nested(900))), "messages[1].tool_calls[0].function.arguments"),
+        (call_with('{"a": [' + "[" * 980 + "]" * 980 + "]}"), "messages[1].tool_calls[0].function.arguments"),
+        (call_with('{"a": 1e999}'), "messages[1].tool_calls[0].function.arguments"),
+        (call_with('{"a": -1.5e400}'), "messages[1].tool_calls[0].function.arguments"),
+        (call_with('{"a": "' + "x" * (8 << 20) + '"}'), "messages[1].tool_calls[0].function.arguments"),
+        ({"tools": [tool_with(nested(65))]}, "tools[0].function.parameters"),
+        ({"tools": [tool_with({"minimum": float("inf")})]}, "tools[0].function.parameters"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (
             {"messages": [{**USER, "tool_calls": call_with("{}")["messages"][1]["tool_calls"]}]},
@@ -365,6 +385,15 @@ async def test_what_cannot_be_is_refused_by_name(body, param):
     answer = await post(engine_that("x"), **body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+async def test_arguments_and_parameters_may_be_nested_as_deep_as_schemas():
+    for template in (None, chat_templates.QWEN_TOOLS):
+        engine = engine_that("x")
+        body = {**call_with(json.dumps(nested(64))), "tools": [tool_with(nested(64))]}
+        answer = await post(engine, template, **body)
+        assert answer.status_code == 200, answer.text
+        assert prompt_of(engine).count(json.dumps(nested(64))) == 2
 
 
 async def test_a_bare_form_of_calls_excludes_json_content():

@@ -50,7 +50,8 @@ def roomy(script: Script = echo_reversed, chunks: tuple[int, ...] = (1,)) -> Fak
 async def post(engine: FakeEngine, template: str | None = None, path: str = PATH, **body: object) -> httpx.Response:
     app = make_app(engine, tokenizer=None if template is None else tokenizer_with(template))
     async with client_of(app) as client:
-        return await client.post(path, json={"max_tokens": 64, "messages": [USER], **body})
+        content = json.dumps({"max_tokens": 64, "messages": [USER], **body})  # with numbers that httpx refuses
+        return await client.post(path, content=content)
 
 
 async def message(engine: FakeEngine, **body: object) -> dict:

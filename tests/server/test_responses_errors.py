@@ -45,6 +45,7 @@ _REFUSED = [
     (_call(call_id=None), "input[1].call_id"),
     (_call(name="a b"), "input[1].name"),
     (_call(arguments="[]"), "input[1].arguments"),
+    (_call(arguments='{"a": 1e999}'), "input[1].arguments"),
     (_call(arguments={}), "input[1].arguments"),
     (_item(type="function_call_output", output="a"), "input[1].call_id"),
     (_item(type="function_call_output", call_id="c"), "input[1].output"),
