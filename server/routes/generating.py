@@ -6,7 +6,7 @@ A route brings a function that reads its body, and an `AnswerWriter` that knows 
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -69,9 +69,9 @@ class Route(Protocol):
 
     id_prefix: str
 
-    @staticmethod
-    def prepare(body: bytes, model: ServedModel) -> PreparedRequest:
-        """Read the body: a function of its own module, which may run in another process. Raises ApiError."""
+    @property
+    def prepare(self) -> Callable[[bytes, ServedModel], PreparedRequest]:
+        """Reads the body: a function of its own module, which may run in another process. Raises ApiError."""
         ...
 
     def writer(self, request: PreparedRequest, head: Head) -> AnswerWriter:
