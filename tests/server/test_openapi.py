@@ -57,7 +57,7 @@ OPERATIONS = list(_operations())
 
 
 @pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.name.lower())
-@pytest.mark.parametrize("operation", filter(_has_body, OPERATIONS), ids=lambda operation: operation.label)
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if _has_body(o)], ids=lambda operation: operation.label)
 def test_bodies_are_answered_as_described(operation: APIOperation, mode: GenerationMode):
     @settings(
         max_examples=NUM_EXAMPLES, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck)
