@@ -10,7 +10,7 @@ import tokenizers
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from scheduler.output import SequenceUpdate, TokenLogprobs
+from scheduler.output import SequenceFailure, SequenceUpdate, TokenLogprobs
 from server.app import create_app
 from server.config import Settings
 from server.engine_client import EngineDied, EngineUnavailable, RequestRejected, UpdateStream
@@ -93,6 +93,7 @@ class FakeEngine:
         self.bursts = bursts  # all updates at once, before anyone can react to the first
         self.dies_after: int | None = None  # updates
         self.rejects: str | None = None  # the message
+        self.failure: SequenceFailure | None = None  # in place of the last update of each sequence
         self.logprob_of: Callable[[int], float] = lambda _token_id: -0.5
         self.num_cached_tokens = 0  # of each prompt
         self.num_recomputed_tokens = 0  # of each sequence
@@ -213,7 +214,7 @@ class FakeEngine:
         tokens = self.script(message, index)
         enders = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
         end = next((i + 1 for i, t in enumerate(tokens) if t in enders), len(tokens))
-        stopped = end <= params.max_tokens and tokens[end - 1] in enders
+        stopped = 0 < end <= params.max_tokens and tokens[end - 1] in enders
         tokens = tokens[: min(end, params.max_tokens)]
         updates: list[SequenceUpdate] = []
         position = 0
@@ -234,6 +235,9 @@ class FakeEngine:
                     num_recomputed_tokens=self.num_recomputed_tokens if is_last else 0,
                 )
             )
+        if self.failure is not None:
+            failed = SequenceUpdate(message.request_id, index, finish_reason="error", failure=self.failure)
+            updates[-1] = failed
         return updates
 
     def _score(self, token_id: int, num_top: int) -> TokenLogprobs:

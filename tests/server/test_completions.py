@@ -83,6 +83,11 @@ async def test_max_tokens_defaults_to_sixteen():
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+async def test_an_answer_without_tokens():
+    answer = await complete(FakeEngine(lambda _message, _index: []), prompt="abc")
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("", "length")
+
+
 async def test_default_max_tokens_shrinks_to_the_room_left():
     answer = await complete(FakeEngine(says("x" * 50)), prompt="a" * 250)
     assert answer["usage"]["completion_tokens"] == 6
