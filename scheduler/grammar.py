@@ -25,6 +25,8 @@ _MAX_MESSAGE = 300  # characters of the library's own words
 _MIN_PARALLEL_MASKS = 16
 _MIN_PARALLEL_CORES = 8
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+_NO_EXTENSION = "NoExtensionBias"  # no token may follow, and the answer may not end either
+_TOO_COSTLY = re.compile("(?:lexer|parser) error: ")  # one of the bounds of `_limits`, reached on the way
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (\S+)")
 
 
@@ -68,6 +70,17 @@ class GrammarState:
     def is_complete(self) -> bool:
         """The answer is whole, and nothing may follow it."""
         return self._matcher.is_stopped() and self.may_end
+
+    @property
+    def error(self) -> str | None:
+        """Why it can be followed no further, without a full stop; None as well where it just allows no token."""
+        message = self._matcher.get_error()
+        return _explanation(message) if message and not message.startswith(_NO_EXTENSION) else None
+
+    @property
+    def is_too_costly(self) -> bool:
+        """It can be followed no further because of what it asks for; any other `error` is a fault of the program's."""
+        return _TOO_COSTLY.match(self._matcher.get_error()) is not None
 
     def bitmask(self) -> bytes:
         """Which tokens may follow, as GrammarMask has it; no end tokens. None at all where it is too costly to say."""
@@ -202,7 +215,9 @@ class _WrappedVocabulary:
         place = 0
         while place < len(text):
             lengths = range(min(self._longest, len(text) - place), 0, -1)
-            length = next(n for n in lengths if text[place : place + n] in self._ids)
+            length = next((n for n in lengths if text[place : place + n] in self._ids), None)
+            if length is None:  # the vocabulary cannot spell it
+                break
             token_ids.append(self._ids[text[place : place + length]])
             place += length
         return token_ids
@@ -251,6 +266,10 @@ def _escaped(char: str) -> str:
 
 def _explanation(message: str) -> str:
     """The library's words for a person who has only written a schema."""
+    if message.startswith(_NO_EXTENSION):
+        return "it allows no answer, as where a schema or a rule stands for nothing but itself"
+    if message.startswith("panic: "):  # with a trace of the program's
+        return "the grammar library fails on it"
     if unimplemented := _UNIMPLEMENTED.search(message):
         names = unimplemented[1].replace('"', "")
         return f"it uses what is not supported: {names}"

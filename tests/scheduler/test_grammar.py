@@ -101,6 +101,29 @@ def test_a_token_that_is_not_allowed_is_refused(compiler):
         assert not state.accept(ord("x"))
         assert (state.may_end, state.is_complete) == (False, False)
         assert not any(state.bitmask())
+        assert "doesn't satisfy" in state.error
+        assert not state.is_too_costly
+
+
+def test_a_text_that_the_vocabulary_cannot_spell_is_a_dead_end_and_no_fault():
+    vocabulary = [token for token in VOCABULARY[:SPECIAL] if b"g" not in token]
+    compiler = GrammarCompiler(Vocabulary(vocabulary, (), lambda text: []), len(vocabulary))
+    state = compiler.compile(StructuredOutput("regex", "ag"))
+    assert allowed_tokens(state.bitmask()) == [ord("a")]
+    assert state.accept(ord("a"))
+    assert not any(state.bitmask())
+    assert (state.error, state.may_end) == (None, False)
+    with pytest.raises(GrammarError, match="it allows no answer"):
+        compiler.compile(StructuredOutput("regex", "g"))
+
+
+def test_a_failure_of_the_library_shows_nothing_of_the_program():
+    def encode(_text):
+        raise KeyError("secret")
+
+    with pytest.raises(GrammarError) as failed:
+        make_compiler(encode=encode).compile(StructuredOutput("regex", "abc"))
+    assert str(failed.value) == "the grammar library fails on it"
 
 
 def test_special_tokens_are_never_spelled_as_text_and_can_be_named(compiler):
@@ -169,6 +192,8 @@ def test_masks_are_the_same_on_one_core_and_on_several(compiler, monkeypatch):
         ("json_schema", '{"oneOf": [{"minimum": 1}, {"maximum": 3}]}', "oneOf"),
         ("json_schema", '{"type": "string", "format": "uri-template"}', "format uri-template"),
         ("json_schema", '{"$ref": "#/$defs/none"}', "none"),
+        ("json_schema", '{"$ref": "#"}', "stands for nothing but itself$"),
+        ("grammar", "start: a\na: start", "stands for nothing but itself$"),
         ("json_schema", '{"$ref": "http://example.com/schema"}', "example.com"),
         ("json_schema", '{"type": "strin"}', "strin"),
         ("json_schema", "false", "allows no answer"),
@@ -256,4 +281,6 @@ def test_a_grammar_that_becomes_too_costly_allows_nothing_more_and_no_end(monkey
         assert state.accept(rng.choice(allowed))
         num_taken += 1
     assert 0 < num_taken < 50
+    assert state.is_too_costly
+    assert state.error.startswith("lexer error: too many ")
     assert (state.may_end, state.is_complete) == (False, False)
