@@ -107,6 +107,14 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceFailure:
+    """Why a sequence could not go on."""
+
+    message: str  # a sentence for the caller; for the log, where the request is not at fault
+    param: str | None = None  # the field at fault; None = none of them
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceUpdate:
     """What the edge streams of one sequence after one step."""
 
@@ -120,3 +128,4 @@ class SequenceUpdate:
     embedding: bytes = b""  # as in RowResult
     num_cached_tokens: int = 0  # so far: prompt tokens that were not computed, since their blocks were there
     num_recomputed_tokens: int = 0  # so far: tokens that were computed again after preemption
+    failure: SequenceFailure | None = None  # with the finish reason "error"

@@ -6,7 +6,15 @@ Changes the sequence's tokens, its place in its grammar and its request's count 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from scheduler.output import FinishReason, KnownRow, NewRow, RowResult, SequenceUpdate, TokenLogprobs
+from scheduler.output import (
+    FinishReason,
+    KnownRow,
+    NewRow,
+    RowResult,
+    SequenceFailure,
+    SequenceUpdate,
+    TokenLogprobs,
+)
 from scheduler.request import Sequence
 
 
@@ -17,6 +25,7 @@ class AcceptedTokens:
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    failure: SequenceFailure | None = None
 
 
 def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids: Collection[int]) -> AcceptedTokens:
@@ -25,7 +34,7 @@ def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids:
     if params.max_tokens == 0:
         return AcceptedTokens((), "length" if params.pooling is None else "stop")
     if not token_ids:
-        return AcceptedTokens((), "error")
+        return AcceptedTokens((), "error", failure=_failure(sequence))
     for position, token_id in enumerate(token_ids):
         sequence.token_ids.append(token_id)
         is_end = token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
@@ -36,7 +45,7 @@ def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids:
             if token_id in eos_token_ids and grammar.may_end:  # nothing else could follow, so that it was let in
                 return AcceptedTokens(token_ids[: position + 1], "stop", token_id)
             if not grammar.accept(token_id):
-                return AcceptedTokens(token_ids[: position + 1], "error")
+                return AcceptedTokens(token_ids[: position + 1], "error", failure=_failure(sequence))
             if grammar.is_complete:
                 return AcceptedTokens(token_ids[: position + 1], "stop")
         if sequence.num_generated_tokens >= params.max_tokens:
@@ -71,4 +80,35 @@ def build_update(
         stop_token_id=accepted.stop_token_id,
         embedding=result.embedding,
         num_recomputed_tokens=sequence.num_recomputed_tokens,
+        failure=accepted.failure,
     )
+
+
+def _failure(sequence: Sequence) -> SequenceFailure:
+    """Why a sequence cannot go on, whose grammar has failed or which no token may follow."""
+    grammar, wanted = sequence.grammar, sequence.request.params.structured_output
+    num_tokens = sequence.num_generated_tokens
+    place = f"After {num_tokens} {'token' if num_tokens == 1 else 'tokens'} of the answer"
+    if grammar is not None and wanted is not None and grammar.error is not None:
+        if grammar.is_too_costly:
+            message = f"{place}, {wanted.param} cannot be followed any further, for it takes too much: {grammar.error}."
+            return SequenceFailure(message, wanted.param)
+        return SequenceFailure(f"{place} its grammar failed: {grammar.error}.")
+    params = _forbidding_params(sequence)
+    if not params:
+        return SequenceFailure(f"{place} no token was left, though the request forbids none.")
+    together = " together" if len(params) > 1 else ""
+    return SequenceFailure(f"{place}, no token is allowed by {' and '.join(params)}{together}.", params[0])
+
+
+def _forbidding_params(sequence: Sequence) -> list[str]:
+    """The fields of a request that forbid tokens, those that its answer must not end with yet included."""
+    params = sequence.request.params
+    wanted = params.structured_output
+    fields = {
+        "structured_outputs" if wanted is None else wanted.param: wanted is not None,
+        "allowed_token_ids": params.allowed_token_ids,
+        "bad_words": params.bad_words,
+        "min_tokens": sequence.num_generated_tokens < params.min_tokens,
+    }
+    return [name for name, forbids in fields.items() if forbids]

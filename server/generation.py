@@ -13,7 +13,7 @@ from functools import partial
 
 from scheduler.output import FinishReason, SequenceUpdate
 from server.choices import Choice, ChoiceDelta, ChoiceResult, ScoredPrompt
-from server.engine_client import EngineClient, UpdateQueue, UpdateStream
+from server.engine_client import EngineClient, RequestRejected, UpdateQueue, UpdateStream
 from server.messages import Submit
 from server.metrics import SequenceRecord, ServerMetrics
 from server.off_loop import off_loop_if_large
@@ -101,7 +101,7 @@ class Generation:
 
         Raises:
             EngineUnavailable: before anything was submitted, or between two prompts.
-            RequestRejected: if the scheduler refuses a prompt.
+            RequestRejected: if the scheduler refuses a prompt, or what it asks for cannot be gone on with.
             EngineDied: if the engine is lost on the way.
             SequenceFailed: if the engine could not go on with it.
         """
@@ -166,7 +166,7 @@ class Generation:
         if choice.finish_reason is not None:
             return None  # it met a stop string, and this update was on its way already
         if update.finish_reason == "error":
-            raise SequenceFailed(f"sequence {update.index} of {update.request_id} failed in the engine")
+            raise _as_error(update)
         await choice.prompt.take(update)
         num_tokens = choice.num_tokens
         delta = choice.take(update)
@@ -227,6 +227,15 @@ class Generation:
                 self._observe_end(index, reason)
         if last < num_submitted:
             asyncio.get_running_loop().call_soon(self._close, reason, last)
+
+
+def _as_error(update: SequenceUpdate) -> Exception:
+    """The end of a sequence that could not go on: the caller is told what of his request is at fault, if anything."""
+    failure = update.failure
+    if failure is not None and failure.param is not None:
+        return RequestRejected(failure.message, failure.param)
+    reason = "for a reason of its own" if failure is None else failure.message
+    return SequenceFailed(f"sequence {update.index} of {update.request_id} failed in the engine: {reason}")
 
 
 async def _merge(streams: Sequence[UpdateStream]) -> AsyncGenerator[tuple[int, SequenceUpdate], None]:

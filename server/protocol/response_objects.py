@@ -67,7 +67,7 @@ class ResponseError(msgspec.Struct, frozen=True):
     """Why a response failed."""
 
     message: str
-    code: Literal["server_error"] = "server_error"
+    code: Literal["server_error", "invalid_prompt"] = "server_error"
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):

@@ -90,9 +90,9 @@ class ResponseWriter:
 
     def failed(self, error: ApiError) -> list[bytes]:
         """The error in place of the end, with what is complete."""
-        response = replace(
-            self._begun, status="failed", error=ResponseError(error.message), output=list(self._items.items)
-        )
+        is_ours = not isinstance(error, InvalidRequest)
+        cause = ResponseError(error.message, "server_error" if is_ours else "invalid_prompt")
+        response = replace(self._begun, status="failed", error=cause, output=list(self._items.items))
         return [self._encoded(ResponseFailed(next(self._numbers), response))]
 
     def _take(self, delta: ChoiceDelta) -> list[StreamEvent]:

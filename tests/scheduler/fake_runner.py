@@ -28,7 +28,9 @@ def fake_vocabulary() -> Vocabulary:
         tokens.append(b"ab" if token_id in SPECIAL_TOKEN_IDS else words.pop(0) if words else b"")
     assert not words
     ids = {token: i for i, token in enumerate(tokens) if len(token) == 1}
-    return Vocabulary(tokens, SPECIAL_TOKEN_IDS, lambda text: [ids[char.encode()] for char in text])
+    return Vocabulary(
+        tokens, SPECIAL_TOKEN_IDS, lambda text: [ids[char.encode()] for char in text if char.encode() in ids]
+    )
 
 
 @cache

@@ -2,14 +2,17 @@
 
 import json
 
+import llguidance
 import pytest
 
+from scheduler import grammar as grammar_module
 from scheduler.admission import RequestRefused
-from scheduler.output import NewRow, RowResult, StepResult
+from scheduler.grammar import GrammarCompiler
+from scheduler.output import NewRow, RowResult, SequenceFailure, StepResult
 from scheduler.request import SequenceStatus
 from scheduler.sampling_params import StructuredOutput
 from tests.scheduler.bench import Bench
-from tests.scheduler.fake_runner import allowed_tokens, fake_vocabulary
+from tests.scheduler.fake_runner import VOCAB_SIZE, allowed_tokens, fake_vocabulary
 
 OBJECT = StructuredOutput("json_object")
 TOKENS = fake_vocabulary().tokens
@@ -126,12 +129,56 @@ def test_an_answer_that_is_whole_may_end_by_an_ignored_end_token_if_nothing_else
 
 def test_a_grammar_that_no_token_can_go_on_with_fails_its_request_alone():
     bench = Bench()
-    dead_end = StructuredOutput("regex", "a[{]?g")  # no token has a g
+    dead_end = StructuredOutput("regex", "a[{]g", param="guided_regex")  # no token has a g
     bench.add("a", max_tokens=9, structured_output=dead_end)
     bench.add("b", max_tokens=9)
     bench.drain()
     assert bench.finish_reasons == {("a", 0): "error", ("b", 0): "length"}
     assert bench.tokens["b", 0] == bench.expected("b")
+    assert bench.updates["a", 0][-1].failure == SequenceFailure(
+        "After 2 tokens of the answer, no token is allowed by guided_regex.", "guided_regex"
+    )
+    assert all(update.failure is None for update in bench.updates["b", 0])
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"structured_output": OBJECT, "bad_words": ((1,),)}, ["structured_outputs", "bad_words"]),
+        ({"structured_output": OBJECT, "allowed_token_ids": (1, 2)}, ["structured_outputs", "allowed_token_ids"]),
+        ({"allowed_token_ids": (1,), "bad_words": ((1,),)}, ["allowed_token_ids", "bad_words"]),
+        ({"allowed_token_ids": (1, 2), "bad_words": ((1,),), "min_tokens": 1},
+         ["allowed_token_ids", "bad_words", "min_tokens"]),
+        ({"logit_bias": ((1, -100.0),)}, []),
+    ],
+)  # fmt: skip
+def test_fields_that_together_allow_no_token_are_named(params, named):
+    bench = Bench()
+    bench.add("a", **params)
+    output = bench.scheduler.schedule()
+    [update] = bench.scheduler.update(output, StepResult((RowResult(is_dead_end=True),)))
+    assert update.finish_reason == "error"
+    assert update.failure.param == (named[0] if named else None)
+    if named:
+        names = " and ".join(named)
+        assert update.failure.message == f"After 0 tokens of the answer, no token is allowed by {names} together."
+
+
+def test_a_grammar_that_becomes_too_costly_is_named_with_the_reason(monkeypatch):
+    limits = llguidance.LLParserLimits(verbose_errors=False, step_lexer_fuel=300)
+    monkeypatch.setattr(grammar_module, "_limits", lambda: limits)
+    wanted = StructuredOutput("regex", "(a|b)*a(a|b){50}c", param="guided_regex")
+    bench = Bench()
+    bench.add("a", max_tokens=60, structured_output=wanted, with_grammar=False)
+    bench.scheduler.provide_grammar("a", GrammarCompiler(fake_vocabulary(), VOCAB_SIZE).compile(wanted))
+    bench.drain()
+    assert bench.finish_reasons["a", 0] == "error"
+    failure = bench.updates["a", 0][-1].failure
+    assert failure.param == "guided_regex"
+    assert failure.message == (
+        f"After {len(bench.tokens['a', 0])} tokens of the answer, guided_regex cannot be followed any further, "
+        "for it takes too much: lexer error: too many expressions constructed."
+    )
 
 
 def test_a_token_that_the_grammar_has_not_fails_the_request():
@@ -141,6 +188,8 @@ def test_a_token_that_the_grammar_has_not_fails_the_request():
     output = bench.scheduler.schedule()
     [update] = bench.scheduler.update(output, StepResult((RowResult(tuple(ids("d"))),)))
     assert update.finish_reason == "error"
+    assert update.failure.param is None, "the mask allowed it, or should have"
+    assert "doesn't satisfy the grammar" in update.failure.message
     assert not bench.scheduler.has_unfinished
 
 

@@ -13,6 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.data_files import emoji, naughty_strings, openai_response_events
+from scheduler.output import SequenceFailure
 from tests.server.chat_templates import QWEN_TOOLS
 from tests.server.doubles import FakeEngine, client_of, make_app, says
 from tests.server.test_messages import CALL, prompt_of, roomy, tokenizer_with
@@ -209,6 +210,11 @@ async def test_an_answer_that_is_cut_off_says_so():
     assert events[-1]["type"] == "response.incomplete"
 
 
+async def test_a_call_with_broken_arguments_is_not_complete():
+    answer = await respond(roomy(says(CALL.replace('"}', '",}') + CALL)), template=QWEN_TOOLS, tools=[TOOL])
+    assert [item["status"] for item in answer["output"]] == ["incomplete", "completed"]
+
+
 async def test_logprobs_are_those_of_the_text():
     answer = await respond(FakeEngine(says("\u00e9")), include=LOGPROBS, top_logprobs=2)
     logprobs = answer["output"][0]["content"][0]["logprobs"]
@@ -348,6 +354,10 @@ async def test_engine_that_dies_in_a_stream_ends_it_as_failed():
     *_, last = await stream(engine)
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {"code": "server_error", "message": "The engine process died."}
+    engine = FakeEngine(says("abcdef"))
+    engine.failure = SequenceFailure("text.format takes too much.", "text.format")
+    *_, last = await stream(engine)
+    assert last["response"]["error"] == {"code": "invalid_prompt", "message": "text.format takes too much."}
 
 
 def openai_client(engine: FakeEngine) -> openai.AsyncOpenAI:
