@@ -3,6 +3,7 @@
 import anthropic
 import pytest
 
+from scheduler.output import SequenceFailure
 from tests.server.doubles import FakeEngine, client_of, make_app, says
 from tests.server.test_messages import PATH, TOOL, USER, anthropic_client, post, roomy, stream
 
@@ -148,6 +149,10 @@ async def test_engine_that_dies_in_a_stream_ends_it_with_an_error_event():
     engine.dies_after = 3
     *_, last = await stream(engine)
     assert (last["type"], last["error"]["type"]) == ("error", "overloaded_error")
+    engine = FakeEngine(says("abcdef"))
+    engine.failure = SequenceFailure("output_config.format takes too much.", "output_config.format")
+    *_, last = await stream(engine)
+    assert last["error"] == {"type": "invalid_request_error", "message": engine.failure.message}
 
 
 async def test_anthropic_client_errors():
