@@ -4,12 +4,12 @@ The same for every API that answers conversations, streamed or whole: a whole an
 Knows no HTTP, no JSON of any API and no engine.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from scheduler.output import FinishReason
 from server.generation import ChoiceDelta, ChoiceResult
+from server.json_values import is_object
 from server.preparation import PreparedRequest
 from server.tool_parsers.events import ChatEvent, ContentDelta, ToolCallArguments, ToolCallBegin, ToolCallReader
 
@@ -24,7 +24,7 @@ class ToolCall:
 
     call_id: str
     name: str
-    arguments: str  # JSON, as the model wrote it: incomplete if the answer ended within it
+    arguments: str  # as the model wrote it: JSON if `finish_reason` is tool_calls, else perhaps incomplete or broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class ChatOutput:
         """One whole answer. Not to be mixed with `push`."""
         assert result.finish_reason is not None, "the answer has not ended"
         choice = self._new_choice()
-        content, calls = _fold(choice.push(result.text, is_last=True))
+        events = choice.push(result.text, is_last=True)
+        content, calls = "".join(event.text for event in events if isinstance(event, ContentDelta)), choice.calls
         return ChatAnswer(None if calls and not content else content, calls, choice.finish_reason(result.finish_reason))
 
     def _choice(self, index: int) -> "_Choice":
@@ -76,7 +77,14 @@ class _Choice:
     def __init__(self, reader: ToolCallReader | None, echo: str) -> None:
         self._reader = reader
         self._echo = echo
-        self._has_calls = False
+        self._begun: list[ToolCallBegin] = []
+        self._arguments: list[list[str]] = []  # of each call, in pieces
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """As far as they came."""
+        pairs = zip(self._begun, self._arguments, strict=True)
+        return tuple(ToolCall(begun.call_id, begun.name, "".join(pieces)) for begun, pieces in pairs)
 
     def push(self, text: str, *, is_last: bool) -> list[ChatEvent]:
         events: list[ChatEvent] = [ContentDelta(self._echo)] if self._echo else []
@@ -86,28 +94,18 @@ class _Choice:
         events += self._reader.push(text)
         if is_last:
             events += self._reader.finish()
-        self._has_calls = self._has_calls or any(isinstance(event, ToolCallBegin) for event in events)
+        for event in events:
+            if isinstance(event, ToolCallBegin):
+                self._begun.append(event)
+                self._arguments.append([])
+            elif isinstance(event, ToolCallArguments):
+                self._arguments[event.position].append(event.text)
         return events
 
     def finish_reason(self, reason: FinishReason) -> ChatFinishReason:
         assert reason in ("stop", "length"), f"an answer ended with {reason}"
         if reason == "length":
             return "length"
-        return "tool_calls" if self._has_calls else "stop"
-
-
-def _fold(events: Iterable[ChatEvent]) -> tuple[str, tuple[ToolCall, ...]]:
-    content: list[str] = []
-    begun: list[ToolCallBegin] = []
-    arguments: list[list[str]] = []
-    for event in events:
-        match event:
-            case ContentDelta(text):
-                content.append(text)
-            case ToolCallBegin():
-                begun.append(event)
-                arguments.append([])
-            case ToolCallArguments(position, text):
-                arguments[position].append(text)
-    calls = (ToolCall(b.call_id, b.name, "".join(parts)) for b, parts in zip(begun, arguments, strict=True))
-    return "".join(content), tuple(calls)
+        # What was handed out cannot be taken back; but a client must not call with what is no arguments.
+        can_call = self._begun and all(is_object(call.arguments) for call in self.calls)
+        return "tool_calls" if can_call else "stop"

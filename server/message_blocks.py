@@ -3,12 +3,11 @@
 Knows no HTTP, and nothing of the message around the content.
 """
 
-import json
-
 import msgspec
 
 from server.chat_output import ChatOutput, ContentDelta, ToolCallArguments, ToolCallBegin
 from server.generation import ChoiceDelta
+from server.json_values import is_object
 from server.protocol.messages_answers import (
     ContentBlock,
     ContentBlockDelta,
@@ -32,7 +31,7 @@ class MessageBlocks:
     def __init__(self, output: ChatOutput) -> None:
         """The answer is read by `output`."""
         self.content: list[ContentBlock] = []  # complete ones
-        self.has_tool_use = False
+        self.wants_tools = False  # the answer has ended with calls that can be made
         self._output = output
         self._open: ToolCallBegin | ContentDelta | None = None  # what the open block began with
         self._pieces: list[str] = []  # of its text or its input
@@ -48,12 +47,12 @@ class MessageBlocks:
                     self._pieces.append(text)
                     events.append(ContentBlockDelta(len(self.content), TextDelta(text)))
                 case ToolCallBegin():
-                    self.has_tool_use = True
                     events += [*self._close(), self._start(event, ToolUseBlock(event.call_id, event.name, _input("")))]
                 case ToolCallArguments(_, text):
                     self._pieces.append(text)
                     events.append(ContentBlockDelta(len(self.content), InputJsonDelta(text)))
         if delta.finish_reason is not None:
+            self.wants_tools = self._output.finish_reason(delta) == "tool_calls"
             events += self._close()
         return events
 
@@ -74,15 +73,7 @@ class MessageBlocks:
 
 
 def _input(arguments: str) -> msgspec.Raw:
-    """The input of a tool. What is no JSON object, for it was cut off, stays as it is under Anthropic's name for it."""
+    """The input of a tool. What is no JSON object, cut off or broken, stays as it is under Anthropic's name for it."""
     if not arguments:
         return msgspec.Raw(b"{}")
-    try:
-        is_object = isinstance(json.loads(arguments, parse_constant=_refuse_constant), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    return msgspec.Raw(arguments.encode() if is_object else to_json({"INVALID_JSON": arguments}))
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    return msgspec.Raw(arguments.encode() if is_object(arguments) else to_json({"INVALID_JSON": arguments}))

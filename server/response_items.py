@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from server.chat_output import ChatOutput, ContentDelta, ToolCallArguments, ToolCallBegin
 from server.generation import ChoiceDelta
+from server.json_values import is_object
 from server.protocol.response_objects import (
     ContentPartAdded,
     ContentPartDone,
@@ -140,7 +141,7 @@ class _OpenCall:
 
     def end(self, status: ItemStatus, numbers: Iterator[int]) -> tuple[OutputItem, list[StreamEvent]]:
         arguments = "".join(self._pieces)
-        item = self._item(arguments, status)
+        item = self._item(arguments, status if is_object(arguments) else "incomplete")
         return item, [
             FunctionCallArgumentsDone(next(numbers), self._id, self._position, self._call.name, arguments),
             OutputItemDone(next(numbers), self._position, item),

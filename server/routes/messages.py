@@ -98,7 +98,7 @@ class MessageWriter:
             return "model_context_window_exceeded" if self._is_cut_by_window else "max_tokens"
         if delta.stop_string is not None:
             return "stop_sequence"
-        return "tool_use" if self._blocks.has_tool_use else "end_turn"
+        return "tool_use" if self._blocks.wants_tools else "end_turn"
 
     def _message(self, content: list[ContentBlock], counts: TokenCounts) -> Message:
         usage = _usage(counts, service_tier="standard")

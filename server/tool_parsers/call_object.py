@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
+from server.json_values import is_object
+
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -196,11 +198,7 @@ class CallObject:
         if not extent.is_complete:
             return False
         if is_arguments and not self._streams:
-            value = _as_object("".join(self._held))
-            if not value:
-                self.status = "broken"
-                return False
-            self._held, self._streams = [value], True
+            self._held, self._streams = [_as_object("".join(self._held))], True
             self._begin()
         self._step = self._after_value
         return True
@@ -212,10 +210,14 @@ class CallObject:
         return self._expect({",": self._take_key})
 
     def _begin(self) -> None:
-        """The call has begun once its name is known and its arguments can be handed out."""
-        if self.name is not None and self._streams and not self.has_begun:
-            self.has_begun = True
-            self._ready, self._held = self._held, []
+        """The call has begun once its name is known and its arguments can be handed out. Those held are whole."""
+        if self.name is None or not self._streams or self.has_begun:
+            return
+        if self._held and not is_object("".join(self._held)):
+            self.status = "broken"
+            return
+        self.has_begun = True
+        self._ready, self._held = self._held, []
 
     def _end(self) -> bool:
         if not self.has_begun and self.name is not None and self._known_names is None:

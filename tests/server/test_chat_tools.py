@@ -81,6 +81,7 @@ async def test_an_answer_of_calls_alone_has_no_content():
 
 ANSWERS = [
     *[TEXT, write(HERMES, CALLS[:1]), TEXT + "\nDone.", TEXT[:-30], "<tool_call>broken</tool_call> \n", ""],
+    *[TEXT.replace("{}", "{1}"), TEXT.replace("{}", "[1]")],
     *data_files.naughty_strings()[::5],
     *data_files.emoji()[::100],
     *("".join(clusters) for clusters in data_files.grapheme_tests()[::20]),
@@ -88,7 +89,7 @@ ANSWERS = [
 
 
 @given(
-    text=st.sampled_from(ANSWERS[:6]) | st.sampled_from(ANSWERS),
+    text=st.sampled_from(ANSWERS[:8]) | st.sampled_from(ANSWERS),
     stop=st.lists(st.text(min_size=1, max_size=2), max_size=2),
     cut=st.integers(0, 40),
     fields=st.fixed_dictionaries(
@@ -159,6 +160,40 @@ async def test_the_official_client_puts_a_stream_together():
         tools=TOOLS,
     )
     assert again.choices[0].message.content == "7 degrees"
+
+
+def call_text(arguments: str) -> str:
+    return write(HERMES, [("get_weather", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("text", "body", "arguments"),
+    [
+        (call_text('{"city": Paris}'), {}, '{"city": Paris}'),
+        (call_text('{"city": "Paris",}'), {}, '{"city": "Paris",}'),
+        (call_text('{"city": "Pa\nris"}'), {}, '{"city": "Pa\nris"}'),
+        (call_text('{"city": 1e999}'), {}, '{"city": 1e999}'),
+        (call_text('{"city": NaN}'), {}, '{"city": NaN}'),
+        (TEXT.replace("{}", "{1}"), {}, '{"city": "Köln 😀"}'),  # the second call is broken
+        (call_text('{"city": "Paris"}'), {"stop": ["Paris"]}, '{"city": "'),
+        (call_text("[1]"), {}, None),
+        (call_text("5"), {}, None),
+        (call_text("true"), {}, None),
+        (call_text(r'"{\"city\": 1"'), {}, None),
+        (call_text(r'"[1]"'), {}, None),
+        ('<tool_call>{"arguments": {"city": Paris}, "name": "get_weather"}</tool_call>', {}, None),
+    ],
+)
+async def test_arguments_that_are_no_json_object_are_no_reason_to_call(text, body, arguments):
+    choice = (await post(engine_that(text), **body)).json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    if arguments is None:
+        assert choice["message"]["content"] == text
+        assert "tool_calls" not in choice["message"]
+    else:
+        assert calls_of(choice["message"])[0] == ("get_weather", arguments)
+    events = events_of(await post(engine_that(text), stream=True, **body))
+    assert [r for event in events if (r := event["choices"][0]["finish_reason"])] == ["stop"]
 
 
 async def test_length_cuts_a_call():

@@ -288,6 +288,10 @@ async def test_input_that_was_cut_off_is_kept_as_it_is():
     answer = await message(roomy(says(cut, ends=False)), template=QWEN_TOOLS, tools=[TOOL], max_tokens=len(cut))
     assert answer["stop_reason"] == "max_tokens"
     assert answer["content"][-1]["input"] == {"INVALID_JSON": '{"city": "Os'}
+    broken = roomy(says(CALL.replace('"}', '",}')))
+    answer = await message(broken, template=QWEN_TOOLS, tools=[TOOL], max_tokens=200)
+    assert "INVALID_JSON" in answer["content"][-1]["input"]
+    assert answer["stop_reason"] == "end_turn"
 
 
 @pytest.mark.parametrize(
