@@ -7,6 +7,7 @@ event loop. Knows no HTTP and no engine process.
 from dataclasses import dataclass, replace
 
 from scheduler.sampling_params import SamplingParams
+from server.errors import InvalidRequest
 from server.infilling import prompt_with_gap
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from server.protocol.fields import GenerationFields, parse_body
@@ -88,6 +89,7 @@ def prepared_request(
 ) -> PreparedRequest:
     """What all kinds of requests for text have in common. Raises InvalidRequest for one that asks for too much."""
     check_bounds(request, prompts, logprobs)
+    _refuse_min_tokens_of_a_form(prompts[0].params)
     streaming = request.streaming
     return PreparedRequest(
         model=request.model or model.names[0],
@@ -109,6 +111,15 @@ def prepared_request(
         priority=request.priority or 0,
         stop_token_ids=request.stop_token_ids,
     )
+
+
+def _refuse_min_tokens_of_a_form(params: SamplingParams) -> None:
+    """A number of tokens cannot be promised of an answer that ends where its form is complete."""
+    form = params.structured_output
+    if form is not None and params.min_tokens:
+        raise InvalidRequest(
+            f"min_tokens and {form.param} exclude each other: an answer ends where its form is complete.", "min_tokens"
+        )
 
 
 def _prompt_tokens(request: CompletionRequest, prompt: Prompt, model: ServedModel) -> PromptTokens:

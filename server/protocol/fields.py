@@ -116,7 +116,12 @@ class GenerationFields(PromptFields):
     # What is sampled
     max_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
     max_completion_tokens: int | None = Field(None, ge=0, le=_MAX_INT, description="The newer name of max_tokens.")
-    min_tokens: int | None = Field(None, ge=0, le=_MAX_INT, description="Before them nothing ends an answer.")
+    min_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=_MAX_INT,
+        description="Before them nothing ends an answer. Refused beside a form of the answer, which ends it.",
+    )
     temperature: float | None = Field(None, ge=0, le=2, description="0: the most likely token.")
     top_p: float | None = Field(None, ge=0, le=1, description="0: the most likely token.")
     top_k: int | None = Field(None, ge=-1, le=_MAX_INT, description="-1 or 0: off.")

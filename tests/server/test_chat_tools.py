@@ -367,6 +367,7 @@ def tool_with(parameters: dict[str, Any]) -> dict[str, Any]:
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": 1}, "tool_choice"),
         ({"tool_choice": "required", "guided_regex": "a+"}, "guided_regex"),
+        ({"tool_choice": "required", "min_tokens": 2}, "min_tokens"),
         ({"grammar": 'root ::= "a"'}, "grammar"),
         (
             {

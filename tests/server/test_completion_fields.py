@@ -47,7 +47,6 @@ async def test_the_samplers_fields_reach_the_engine():
         bad_words=["no", "no"],
         priority=-3,
         seed=5,
-        structured_outputs={"choice": ["a", "b"]},
     )
     assert [message.priority for message in engine.submitted] == [-3, -3]
     for message in engine.submitted:
@@ -57,7 +56,11 @@ async def test_the_samplers_fields_reach_the_engine():
         assert params.logit_bias == ((97, -100.0), (98, 7.5))
         assert params.allowed_token_ids == (97, 98)
         assert params.bad_words == ((*b"no",),)
-        assert params.structured_output.kind == "choice"
+
+
+def test_the_form_of_an_answer_reaches_the_engine():
+    asked = prepare(structured_outputs={"choice": ["a", "b"]}, min_tokens=0).prompts[0].params.structured_output
+    assert (asked.kind, asked.value) == ("choice", '["a", "b"]')
 
 
 def test_bad_words_are_spelled_as_at_the_beginning_and_after_a_space():
@@ -140,6 +143,7 @@ def test_what_a_field_may_not_be(field, value, message):
         ({"suffix": "x", "echo": True}, "echo"),
         ({"suffix": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"guided_regex": "a", "json_schema": {}}, "json_schema"),
+        ({"guided_choice": ["yes", "no"], "min_tokens": 1}, "min_tokens"),
     ],
 )
 def test_fields_that_exclude_each_other(body, param):
