@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.data_files import emoji, naughty_strings, openai_response_events
 from scheduler.output import SequenceFailure
+from tests.data_files import emoji, naughty_strings, openai_response_events
 from tests.server.chat_templates import QWEN_TOOLS
 from tests.server.doubles import FakeEngine, client_of, make_app, says
 from tests.server.test_messages import CALL, prompt_of, roomy, tokenizer_with
