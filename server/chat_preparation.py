@@ -24,14 +24,21 @@ def prepare_chat(body: bytes, model: ServedModel) -> PreparedRequest:
     return prepare_conversation(parse_body(ChatCompletionRequest, body), model)
 
 
-def prepare_conversation(request: ChatCompletionRequest, model: ServedModel) -> PreparedRequest:
-    """Write a conversation out with the model's template, and tokenise it. Raises ApiError."""
+def prepare_conversation(
+    request: ChatCompletionRequest, model: ServedModel, max_tokens: int | None = None
+) -> PreparedRequest:
+    """Write a conversation out with the model's template, and tokenise it. Raises ApiError.
+
+    `max_tokens` bounds an answer of which the request does not say how long it may be: it ends there, or sooner with
+    the window; None: with the window.
+    """
     model.check_name(request.model)
     use = tool_use_of(request, model)
-    tokens = _prompt_tokens(request, model)
+    tokens = _prompt_tokens(request, model, max_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    max_tokens = max_tokens_of(request, len(tokens.token_ids), model, "messages", model.max_model_len)
-    params = sampling_params_of(request, model, max_tokens, logprobs, echo=False)
+    bound = model.max_model_len if max_tokens is None else max_tokens
+    most = max_tokens_of(request, len(tokens.token_ids), model, "messages", bound)
+    params = sampling_params_of(request, model, most, logprobs, echo=False)
     structured_output = structured_output_of_tools(request, use, model, params.structured_output)
     params = replace(params, structured_output=structured_output)
     prompt = PreparedPrompt(TokenIds(tokens.token_ids), None, params, num_truncated_tokens=tokens.num_truncated)
@@ -73,9 +80,12 @@ def conversation_text(request: ChatCompletionRequest, model: ServedModel) -> str
         raise InvalidRequest(f"The model's chat template refuses these messages: {error}", "messages") from None
 
 
-def _prompt_tokens(request: ChatCompletionRequest, model: ServedModel) -> PromptTokens:
+def _prompt_tokens(request: ChatCompletionRequest, model: ServedModel, max_tokens: int | None = None) -> PromptTokens:
     text = conversation_text(request, model)
-    return prompt_tokens_of(request, model, text, "messages", add_special_tokens=bool(request.add_special_tokens))
+    add_special_tokens = bool(request.add_special_tokens)
+    return prompt_tokens_of(
+        request, model, text, "messages", add_special_tokens=add_special_tokens, max_tokens=max_tokens
+    )
 
 
 def _speaks_of_tools(request: ChatCompletionRequest, use: ToolUse) -> bool:

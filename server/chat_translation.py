@@ -55,10 +55,15 @@ class ChatTranslation:
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
         self.call_origins[len(self.messages) - 1, len(calls) - 1] = origin
 
-    def prepare(self, model: ServedModel, ignored_fields: Sequence[str]) -> PreparedRequest:
-        """What the engine takes. Raises ApiError in the words of the original body."""
+    def prepare(
+        self, model: ServedModel, ignored_fields: Sequence[str], max_tokens: int | None = None
+    ) -> PreparedRequest:
+        """What the engine takes. Raises ApiError in the words of the original body.
+
+        `max_tokens` bounds an answer that the window may end before; in the chat's fields it must fit the window.
+        """
         with self._naming():
-            prepared = prepare_conversation(self._chat_request(), model)
+            prepared = prepare_conversation(self._chat_request(), model, max_tokens)
         variables = [name for name in prepared.ignored_fields if name.startswith("chat_template_kwargs.")]
         prompts = tuple(replace(prompt, params=self._named(prompt.params)) for prompt in prepared.prompts)
         return replace(prepared, prompts=prompts, ignored_fields=tuple(bounded_names([*ignored_fields, *variables])))

@@ -4,7 +4,7 @@ Takes a while: runs in a thread, off the event loop. Knows no HTTP and no engine
 """
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat_translation import (
@@ -57,12 +57,9 @@ def prepare_message(body: bytes, model: ServedModel) -> PreparedMessage:
         "top_k": request.top_k,
         "top_p": request.top_p,
     }
-    prepared = translation.prepare(model, request.ignored_fields())
     # max_tokens is a bound here: an answer that the window ends before it says so.
-    (prompt,) = prepared.prompts
-    params = replace(prompt.params, max_tokens=min(request.max_tokens, prompt.params.max_tokens))
-    changed = {"prompts": (replace(prompt, params=params),)}
-    return PreparedMessage(**(fields_of(prepared) | changed), wanted_tokens=request.max_tokens)
+    prepared = translation.prepare(model, request.ignored_fields(), max_tokens=request.max_tokens)
+    return PreparedMessage(**fields_of(prepared), wanted_tokens=request.max_tokens)
 
 
 def count_message_tokens(body: bytes, model: ServedModel) -> CountedPrompt:

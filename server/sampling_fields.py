@@ -18,7 +18,7 @@ def max_tokens_of(request: GenerationFields, num_prompt: int, model: ServedModel
     """The most tokens to generate: what is asked for, or the default as far as the window allows it."""
     room = model.max_model_len - num_prompt
     wanted = request.wanted_tokens
-    if wanted is None and room == 0:
+    if wanted is None and room == 0 and default > 0:
         raise ContextLengthExceeded(
             f"{param} has {num_prompt} tokens and fills the model's window of {model.max_model_len}: "
             "there is no room for an answer.",

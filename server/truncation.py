@@ -11,6 +11,9 @@ from server.served_model import ServedModel
 
 _MAX_CHARS = 1 << 22  # of a text that is tokenised to be cut: a second or two of a thread
 _ALL_THAT_FITS = -1
+# Of an answer that may be as long as it gets: room for a good page, but of small windows most is the prompt's.
+_MAX_TOKENS_RESERVED = 1024
+_WINDOW_SHARE_RESERVED = 4  # a fourth
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +31,24 @@ def prompt_tokens_of(
     param: str,
     *,
     add_special_tokens: bool,
+    max_tokens: int | None = None,
 ) -> PromptTokens:
     """Tokenise a prompt that stands in the field `param`, and cut it if the request says so.
+
+    Args:
+        request: says how to cut, and perhaps how long the answer may be.
+        model: whose window the two share.
+        prompt: text or token ids.
+        param: the field.
+        add_special_tokens: put the tokenizer's own around a text.
+        max_tokens: of the answer, where the request does not say; None: what the prompt leaves.
 
     Raises:
         InvalidRequest: for a prompt that is none, that is too long, or that cannot be cut as asked.
     """
     if request.truncate_prompt_tokens is None:
         return PromptTokens(model.prompt_tokens(prompt, param, add_special_tokens=add_special_tokens))
-    limit = _limit(request, model)
+    limit = _limit(request, model, max_tokens)
     if isinstance(prompt, tuple):
         model.check_token_ids(prompt, param)
         return PromptTokens(prompt[-limit:], max(0, len(prompt) - limit))
@@ -53,19 +65,27 @@ def prompt_tokens_of(
     return PromptTokens(kept, len(token_ids) - len(kept))
 
 
-def _limit(request: PromptFields, model: ServedModel) -> int:
+def _limit(request: PromptFields, model: ServedModel, max_tokens: int | None) -> int:
     """The most tokens to keep."""
     asked = request.truncate_prompt_tokens
     assert asked is not None, "nobody asked to truncate"
     if asked == _ALL_THAT_FITS:
-        wanted = 1 if request.wanted_tokens is None else request.wanted_tokens
-        return max(1, model.max_model_len - wanted)
+        return max(1, model.max_model_len - _reserved(request, model, max_tokens))
     if asked > model.max_model_len:
         raise InvalidRequest(
             f"truncate_prompt_tokens is {asked}; the model's window is {model.max_model_len}.",
             "truncate_prompt_tokens",
         )
     return asked
+
+
+def _reserved(request: PromptFields, model: ServedModel, max_tokens: int | None) -> int:
+    """How much of the window to leave to the answer: as much as is asked for, and of what is not, a part."""
+    if request.wanted_tokens is not None:
+        return request.wanted_tokens
+    if max_tokens is None or max_tokens >= model.max_model_len:
+        max_tokens = min(_MAX_TOKENS_RESERVED, model.max_model_len // _WINDOW_SHARE_RESERVED)
+    return max_tokens
 
 
 def _cut(token_ids: tuple[int, ...], own: tuple[int, ...], limit: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ _REFUSED = [
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 2**63}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 3, "min_tokens": 20}, "min_tokens"),
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
