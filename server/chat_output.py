@@ -67,7 +67,9 @@ class ChatOutput:
 
     def _new_choice(self) -> "_Choice":
         form = self._form
-        reader = None if form.tool_format is None else form.tool_format.reader(form.function_names)
+        reader = None
+        if form.tool_format is not None:
+            reader = form.tool_format.reader(form.function_names, calls_only=form.calls_only)
         return _Choice(reader, form.echo)
 
 

@@ -57,7 +57,13 @@ def answer_form_of(request: ChatCompletionRequest, use: ToolUse, model: ServedMo
     if use.form is None:
         return AnswerForm(echo=echo or "")
     names = frozenset(tool.function.name for tool in use.offered)
-    return AnswerForm(use.form, names, echo or "", frozenset(_special_ids(use.form, model).values()))
+    return AnswerForm(
+        use.form,
+        names,
+        calls_only=request.choice.mode == "required",
+        echo=echo or "",
+        shown_token_ids=frozenset(_special_ids(use.form, model).values()),
+    )
 
 
 def structured_output_of_tools(

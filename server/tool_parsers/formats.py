@@ -46,9 +46,9 @@ class ToolCallForm:
     listed: bool = False  # calls stand in a JSON list
     arguments_mark: str = ""  # between name and arguments, where the name comes first
 
-    def reader(self, function_names: frozenset[str]) -> MarkupReader:
+    def reader(self, function_names: frozenset[str], *, calls_only: bool = False) -> MarkupReader:
         """For one answer of a model that was told of these functions."""
-        return MarkupReader(self.markup, function_names)
+        return MarkupReader(self.markup, function_names, calls_only=calls_only)
 
     @property
     def marks(self) -> tuple[str, ...]:

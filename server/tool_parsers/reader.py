@@ -1,7 +1,8 @@
 """Reads an answer that may hold tool calls between, or after, the model's markers; all else is content.
 
-Whatever does not read as a call stays content, to the letter; whitespace around calls does not. Once a call has begun
-its arguments are handed out as the model wrote them. Knows no API.
+Whatever does not read as a call stays content, to the letter; whitespace around calls does not, nor does a call that
+the end of the answer cut, where calls stand before it or nothing but calls was allowed. Once a call has begun its
+arguments are handed out as the model wrote them. Knows no API.
 """
 
 import secrets
@@ -30,10 +31,11 @@ class Markup:
 class MarkupReader:
     """Reads one answer. Nothing that it hands out depends on how the text was cut."""
 
-    def __init__(self, markup: Markup, function_names: frozenset[str]) -> None:
-        """For an answer of a model that was told of these functions."""
+    def __init__(self, markup: Markup, function_names: frozenset[str], *, calls_only: bool) -> None:
+        """For an answer of a model that was told of these functions, and perhaps had nothing else to say."""
         self._markup = markup
         self._function_names = function_names
+        self._calls_only = calls_only
         self._unread = ""
         self._events: list[ChatEvent] = []
         self._state: Callable[[], bool] = self._at_start if markup.bare else self._in_content
@@ -52,22 +54,24 @@ class MarkupReader:
         return events
 
     def finish(self) -> list[ChatEvent]:
-        """End the answer: what was held back and is no call, is content."""
-        if self._state == self._in_call and not self._call.has_begun and self._is_unmarked:
-            self._reread()
-            while self._state():
-                pass
-        if self._state == self._in_call:
-            rest = "" if self._call.has_begun else self._raw + self._call.raw + self._call.rest
-        elif self._state == self._in_region:
-            rest = "" if self._region_calls else self._raw + self._unread
-        else:
-            rest = self._unread
-        if not self._is_after_call or rest.strip(_WHITESPACE):
-            self._add_content(rest)
+        """End the answer: what was held back and is no call, is content, unless it is the beginning of one."""
+        if not self._calls_only:
+            if self._state == self._in_call and not self._call.has_begun and self._is_unmarked:
+                self._reread()
+                while self._state():
+                    pass
+            self._add_content(self._held_content())
         self._unread = ""
         events, self._events = self._events, []
         return events
+
+    def _held_content(self) -> str:
+        """What was held back and is content: once there are calls, the beginning of a further one is none."""
+        if self._state == self._in_call:
+            return "" if self._num_calls else self._raw + self._call.raw + self._call.rest
+        if self._state == self._in_region:
+            return "" if self._num_calls else self._raw + self._unread
+        return "" if self._is_after_call else self._unread
 
     def _add_content(self, text: str) -> None:
         if text:

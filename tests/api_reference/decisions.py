@@ -116,12 +116,14 @@ CHAT = {
     "messages[assistant].audio*": refused(NO_MEDIA),
     "messages[assistant].function_call*": refused("the older form of tool_calls"),
     "messages[assistant].tool_calls[custom]*": refused("functions only"),
+    "messages[assistant].tool_calls[function].function.arguments": honoured("a JSON object, at most 64 levels deep"),
     "messages[tool]": honoured(),
     "messages[tool].*": honoured(),
     "messages[function]*": refused("the older form of the role tool"),
     "tools": honoured("at most 512"),
     "tools[function]": honoured(),
     "tools[function].*": honoured(),
+    "tools[function].function.parameters": honoured("at most 64 levels deep"),
     "tools[function].function.strict": honoured("required and named calls follow the schema either way"),
     "tools[custom]*": refused("functions only"),
     "tool_choice": honoured("none, auto, required"),
@@ -163,10 +165,11 @@ CHAT = {
     "messages[assistant].content[text].prompt_cache_breakpoint*": without_effect(HINT),
     "messages[tool].content[].prompt_cache_breakpoint*": without_effect(HINT),
 }
+_CHAT_CONTENT = "a cut call is no part of it where tool_choice made the answer call, or where calls stand before it"
 _CHAT_ANSWER = {
     "*": given(),
     **_USAGE,
-    "choices[].finish_reason": given("stop, length or tool_calls"),
+    "choices[].finish_reason": given("stop, length or tool_calls: the last only if all arguments are JSON objects"),
     "choices[].logprobs.refusal": given("null: a refusal is text here"),
     "choices[].logprobs.refusal[]*": absent("a refusal is text here"),
     "service_tier": absent("there is one"),
@@ -174,6 +177,7 @@ _CHAT_ANSWER = {
 }
 CHAT_ANSWER = {
     **_CHAT_ANSWER,
+    "choices[].message.content": given(_CHAT_CONTENT),
     "choices[].message.refusal": given("null: a refusal is text here"),
     "choices[].message.tool_calls[custom]*": absent("functions only"),
     "choices[].message.annotations*": absent(HOSTED),
@@ -183,6 +187,7 @@ CHAT_ANSWER = {
 }
 CHAT_CHUNK = {
     **_CHAT_ANSWER,
+    "choices[].delta.content": given(_CHAT_CONTENT),
     "choices[].delta.function_call*": absent("the older form of tool_calls"),
     "choices[].delta.refusal": absent("a refusal is text here"),
     "obfuscation": given("where it is asked for"),

@@ -32,6 +32,7 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "get_time"}}
 TOOLS = [WEATHER, TIME]
+NAMED = {"type": "function", "function": {"name": "get_time"}}
 CALLS = [("get_weather", '{"city": "Köln 😀"}'), ("get_time", "{}")]
 TEXT = "Let me see.\n" + write(HERMES, CALLS)
 
@@ -203,6 +204,25 @@ async def test_length_cuts_a_call():
 
 
 @pytest.mark.parametrize(
+    ("choice", "cut", "content", "num_calls"),
+    [
+        ("required", 3, "", 0),
+        (NAMED, 6, "", 0),
+        ("auto", 3, "<to", 0),
+        ("required", len(write(HERMES, CALLS[:1]).encode()) + 16, None, 1),
+        ("auto", len(write(HERMES, CALLS[:1]).encode()) + 16, None, 1),
+    ],
+)
+async def test_length_cuts_between_calls(choice, cut, content, num_calls):
+    body = {"tool_choice": choice, "max_tokens": cut}
+    answer = (await post(engine_that(write(HERMES, CALLS)), **body)).json()["choices"][0]
+    assert (answer["finish_reason"], answer["message"]["content"]) == ("length", content)
+    assert len(answer["message"].get("tool_calls", [])) == num_calls
+    events = events_of(await post(engine_that(write(HERMES, CALLS)), stream=True, **body))
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == (content or "")
+
+
+@pytest.mark.parametrize(
     ("template", "text"),
     [
         (chat_templates.QWEN_TOOLS, TEXT),
@@ -259,9 +279,6 @@ async def test_real_conversations_with_tools_go_through():
         answer = await post(engine_that(write(HERMES, calls)), messages=row["messages"], tools=row["tools"])
         assert answer.status_code == 200, answer.text
         assert calls_of({"tool_calls": [], **answer.json()["choices"][0]["message"]}) == calls
-
-
-NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
 def allowed(mode: str) -> dict[str, Any]:

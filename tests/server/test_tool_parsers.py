@@ -23,6 +23,7 @@ from tests.server import chat_templates
 
 FORMS = [HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_NAME_FIRST]
 NAMES = frozenset({"f", "g"})
+CALL = '<tool_call>{"name": "f"}</tool_call>'
 Calls = list[tuple[str, str]]
 
 
@@ -57,8 +58,10 @@ def fold(events: Iterable[ChatEvent]) -> tuple[str, Calls]:
     return content, calls
 
 
-def read(form: ToolCallForm, pieces: Sequence[str], names: frozenset[str] = NAMES) -> tuple[str, Calls]:
-    reader = form.reader(names)
+def read(
+    form: ToolCallForm, pieces: Sequence[str], names: frozenset[str] = NAMES, *, calls_only: bool = False
+) -> tuple[str, Calls]:
+    reader = form.reader(names, calls_only=calls_only)
     events = [event for piece in pieces for event in reader.push(piece)]
     return fold([*events, *reader.finish()])
 
@@ -151,6 +154,10 @@ def test_text_without_calls_is_content_to_the_letter(form):
         (HERMES, 'a\n<tool_call>{"name": "f"}</tool_call>\n\nb ', "a\n\nb ", [("f", "{}")]),
         (HERMES, '<tool_call>{"name": "f', '<tool_call>{"name": "f', []),
         (HERMES, "a <tool_c", "a <tool_c", []),
+        (HERMES, f"a{CALL} b <tool_c", "a b <tool_c", [("f", "{}")]),
+        (HERMES, f"a{CALL} b <tool_call>{{", "a b", [("f", "{}")]),
+        (HERMES, f"{CALL} <tool_call>no", " <tool_call>no", [("f", "{}")]),
+        (LLAMA3_JSON, '{"name": "f", "parameters": {}}; {"name": "g', "", [("f", "{}")]),
         (LLAMA3_JSON, '{"name": "h", "parameters": {}}', '{"name": "h", "parameters": {}}', []),
         (LLAMA3_JSON, '{"name": "f", "age": 3}', '{"name": "f", "age": 3}', []),
         (LLAMA3_JSON, '<|python_tag|>{"name": "h", "parameters": {}}', "", [("h", "{}")]),
@@ -164,6 +171,20 @@ def test_text_without_calls_is_content_to_the_letter(form):
 def test_broken_and_unusual_calls(form, text, content, calls):
     assert read(form, [text]) == (content, calls)
     assert read(form, list(text)) == read(form, [text])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_cut_never_shows_the_markup_of_calls(form):
+    calls = [("f", '{"a": "x"}'), ("g", "{}")]
+    text = write(form, calls)
+    for end in range(len(text) + 1):
+        content, cut_calls = read(form, [text[:end]], calls_only=True)
+        assert content == ""
+        assert [name for name, _ in cut_calls] == ["f", "g"][: len(cut_calls)]
+        if cut_calls:
+            assert read(form, list(text[:end])) == ("", cut_calls)
+        else:
+            assert read(form, [text[:end]]) == (text[:end], [])
 
 
 def test_arguments_are_handed_out_as_they_come():
