@@ -126,7 +126,12 @@ def _prompt_tokens(request: CompletionRequest, prompt: Prompt, model: ServedMode
     if request.suffix:
         prompt = prompt_with_gap(prompt, request.suffix, model)
     return prompt_tokens_of(
-        request, model, prompt, "prompt", add_special_tokens=request.add_special_tokens is not False
+        request,
+        model,
+        prompt,
+        "prompt",
+        add_special_tokens=request.add_special_tokens is not False,
+        max_tokens=DEFAULT_MAX_TOKENS,
     )
 
 

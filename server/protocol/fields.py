@@ -74,7 +74,11 @@ class PromptFields(RequestFields):
     """What every request may ask that gives the model something to read."""
 
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=_MAX_INT, description="Keep this many of the prompt's last tokens; -1: what the window holds."
+        None,
+        ge=-1,
+        le=_MAX_INT,
+        description="Keep this many of the prompt's last tokens; -1: what the window holds beside max_tokens. Where "
+        "neither the request nor a default bounds those below it: beside 1024, at most a fourth of the window.",
     )
     priority: int | None = Field(None, ge=-_MAX_PRIORITY, le=_MAX_PRIORITY, description="A lower one goes first.")
     user: str | None = Field(None, max_length=MAX_LABEL, description="A label, which changes nothing.")

@@ -315,7 +315,7 @@ async def test_truncation_keeps_what_a_prompt_begins_with():
 async def test_a_prompt_over_the_window_is_refused_unless_it_may_be_cut():
     assert refusal(prompt="a" * 8193).code == "context_length_exceeded"
     assert refusal(prompt="a" * (2**22 + 1), truncate_prompt_tokens=5).code == "context_length_exceeded"
-    assert len(prepare(prompt="a" * 8193, truncate_prompt_tokens=-1).prompts[0].token_ids) == 8191
+    assert len(prepare(prompt="a" * 8193, truncate_prompt_tokens=-1).prompts[0].token_ids) == 8176
 
 
 def test_special_tokens_before_a_prompt_can_be_left_out():
