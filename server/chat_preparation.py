@@ -45,7 +45,7 @@ def prepare_conversation(
     prepared = prepared_request(request, model, [prompt], logprobs)
     return replace(
         prepared,
-        ignored_fields=tuple(bounded_names([*prepared.ignored_fields, *_ignored_variables(request, model)])),
+        ignored_fields=tuple(bounded_names([*prepared.ignored_fields, *ignored_variables(request, model)])),
         answer_form=answer_form_of(request, use, model),
     )
 
@@ -112,8 +112,8 @@ def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[s
     return variables
 
 
-def _ignored_variables(request: ChatCompletionRequest, model: ServedModel) -> list[str]:
-    """Those that the template does not look at."""
+def ignored_variables(request: ChatCompletionRequest, model: ServedModel) -> list[str]:
+    """Names of the variables that the template does not look at, of a conversation that it has written out."""
     template = model.tokenizer.chat_template
     assert template is not None, "a chat was prepared without a template"
     return [f"chat_template_kwargs.{name}" for name in request.chat_template_kwargs or {} if not template.takes(name)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from scheduler.sampling_params import SamplingParams
-from server.chat_preparation import conversation_tokens, prepare_conversation
+from server.chat_preparation import conversation_tokens, ignored_variables, prepare_conversation
 from server.errors import InvalidRequest
 from server.preparation import PreparedRequest
 from server.protocol.chat import ChatCompletionRequest
@@ -72,7 +72,10 @@ class ChatTranslation:
         """How many tokens the prompt has. Raises ApiError in the words of the original body."""
         model.check_name(self.fields["model"])
         with self._naming():
-            return CountedPrompt(len(conversation_tokens(self._chat_request(), model)), tuple(ignored_fields))
+            request = self._chat_request()
+            num_tokens = len(conversation_tokens(request, model))
+        names = [*ignored_fields, *ignored_variables(request, model)]
+        return CountedPrompt(num_tokens, tuple(bounded_names(names)))
 
     def _chat_request(self) -> ChatCompletionRequest:
         """The chat, read as a body of one."""

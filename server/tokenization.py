@@ -5,9 +5,9 @@ Pure functions that may take a while: they run in a thread, off the event loop. 
 
 from dataclasses import replace
 
-from server.chat_preparation import conversation_text
+from server.chat_preparation import conversation_text, ignored_variables
 from server.errors import InvalidRequest
-from server.protocol.fields import parse_body
+from server.protocol.fields import bounded_names, parse_body
 from server.protocol.responses import to_json
 from server.protocol.tokenization import (
     Detokenization,
@@ -53,7 +53,8 @@ def _tokenise_chat(request: TokenizeChatRequest, model: ServedModel) -> tuple[by
     model.check_name(request.model)
     text = conversation_text(request, model)
     token_ids = _tokenise(text, "messages", model, add_special_tokens=bool(request.add_special_tokens))
-    return to_json(_tokenization(request, token_ids, model)), request.ignored_fields()
+    ignored_fields = bounded_names([*request.ignored_fields(), *ignored_variables(request, model)])
+    return to_json(_tokenization(request, token_ids, model)), ignored_fields
 
 
 def _tokenise(text: str, param: str, model: ServedModel, *, add_special_tokens: bool) -> tuple[int, ...]:

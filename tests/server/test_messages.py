@@ -362,10 +362,11 @@ async def test_tokens_are_counted_as_they_are_prompted():
     engine = roomy()
     body = {"messages": [USER, {"role": "assistant", "content": "x"}, USER], "system": "Be brief.", "tools": [TOOL]}
     async with client_of(make_app(engine)) as client:
-        counted = await client.post(f"{PATH}/count_tokens", json={**body, "whatever": 1})
+        unknown = {"whatever": 1, "chat_template_kwargs": {"mystery": 1}}
+        counted = await client.post(f"{PATH}/count_tokens", json={**body, **unknown})
         answer = await client.post(PATH, json={**body, "max_tokens": 1})
     assert counted.json() == {"input_tokens": answer.json()["usage"]["input_tokens"]}
-    assert counted.headers["x-octavo-ignored-fields"] == "whatever"
+    assert unquote(counted.headers["x-octavo-ignored-fields"]) == "whatever,chat_template_kwargs.mystery"
 
 
 async def test_unknown_fields_are_named():

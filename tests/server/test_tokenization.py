@@ -1,6 +1,7 @@
 """`/tokenize` and `/detokenize`: the same tokens that prompts get, in vLLM's and llama.cpp's forms, there and back."""
 
 import json
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -201,6 +202,9 @@ async def test_names_and_unknown_fields(path):
     body = {"prompt": "a"} if path == "/tokenize" else {"tokens": [97]}
     response = await post(path, **body, mystery=1)
     assert response.headers["x-octavo-ignored-fields"] == "mystery"
+    if path == "/tokenize":
+        response = await post(path, messages=CHAT, mystery=1, chat_template_kwargs={"mood": 1})
+        assert unquote(response.headers["x-octavo-ignored-fields"]) == "mystery,chat_template_kwargs.mood"
     response = await post(path, **body, model="other")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
