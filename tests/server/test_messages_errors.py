@@ -5,6 +5,7 @@ import pytest
 
 from scheduler.output import SequenceFailure
 from tests.server.doubles import FakeEngine, client_of, make_app, says
+from tests.server.test_chat_tools import nested
 from tests.server.test_messages import PATH, TOOL, USER, anthropic_client, post, roomy, stream
 
 
@@ -37,6 +38,9 @@ _REFUSED = [
     (_with_block(_use(id=None), "assistant"), "messages[0].content[0].id"),
     (_with_block(_use(name="b b"), "assistant"), "messages[0].content[0].name"),
     (_with_block(_use(input="{}"), "assistant"), "messages[0].content[0].input"),
+    (_with_block(_use(input={"a": float("inf")}), "assistant"), "messages[0].content[0].input"),
+    (_with_block(_use(input=nested(65)), "assistant"), "messages[0].content[0].input"),
+    ({"tools": [{"name": "a", "input_schema": nested(65)}]}, "tools[0].input_schema"),
     (_with_block({"type": "tool_result", "content": "a"}), "messages[0].content[0].tool_use_id"),
     (
         _with_block({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
