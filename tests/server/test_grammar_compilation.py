@@ -4,11 +4,15 @@ import threading
 import time
 from contextlib import suppress
 
+import llguidance
+
+from scheduler import grammar as grammar_module
 from scheduler.grammar import GrammarCompiler, GrammarError, Vocabulary
 from scheduler.sampling_params import StructuredOutput
 from server import grammar_compilation
 from server.grammar_compilation import GrammarCompilation
 from server.tokenizer import TokenizerError
+from tests.scheduler.fake_runner import allowed_tokens
 
 DIGITS = StructuredOutput("regex", r"\d+")
 
@@ -56,6 +60,21 @@ def test_the_first_request_waits_and_the_next_for_the_same_grammar_does_not(monk
     assert not bench.compilation.request("c", DIGITS).state.may_end
     assert (bench.num_loaded, bench.compiled) == (1, [r"\d+"])
     assert bench.compilation.take_finished() == []
+
+
+def test_a_grammar_that_one_request_has_used_up_is_compiled_anew_for_the_next(monkeypatch):
+    limits = llguidance.LLParserLimits(verbose_errors=False, step_lexer_fuel=300)
+    monkeypatch.setattr(grammar_module, "_limits", lambda: limits)
+    bench = Bench(monkeypatch)
+    costly = StructuredOutput("regex", "(a|b)*a(a|b){50}c")
+    assert bench.compilation.request("a", costly) is None
+    state = bench.finish()["a"].state
+    while allowed := allowed_tokens(state.bitmask()):
+        state.accept(allowed[0])
+    assert state.is_too_costly
+    assert bench.compilation.request("b", costly) is None
+    assert any(bench.finish()["b"].state.bitmask())
+    assert bench.compiled == [costly.value] * 2
 
 
 def test_requests_for_a_grammar_that_is_being_compiled_share_it(monkeypatch):
