@@ -79,6 +79,8 @@ def test_a_stop_string_cuts_a_structured_answer(smollm2):
          "response_format.json_schema.schema", "not supported: not"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"structured_outputs": {"grammar": "start: foo"}}, "structured_outputs.grammar", "foo"),
+        ({"guided_regex": "(.{1,200}a){1,20}", "seed": 3}, "guided_regex", "cannot be followed any further"),
+        ({"guided_choice": ["no"], "allowed_token_ids": [5]}, "guided_choice", "guided_choice and allowed_token_ids"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_refused_by_its_field(smollm2, fields, param, words):
