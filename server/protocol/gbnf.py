@@ -6,19 +6,22 @@ language may shrink, and never grows.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-_LARK = re.compile(r"^\s*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
+# Read in time linear in the grammar, whatever it is filled with: no two neighbours can share what they match.
+_LARK = re.compile(r"^[ \t]*+(?:%llguidance\b|start\s*+:(?!:=))", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
-_REPEAT = re.compile(r"\{\s*(\d{1,5})\s*(?:(,)\s*(\d{1,5})?\s*)?\}")
+_REPEAT = re.compile(r"\{\s*+(\d{1,5})\s*+(?:(,)\s*+(\d{1,5})?\s*+)?\}")
 _CODE_POINT = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
 _SUFFIXES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _MAX_NESTING = 64  # brackets inside one another
 _MAX_EXPRESSION = 32 << 10  # characters; a rule whose expression is longer stays a rule
+_MAX_LARK = 512 << 10  # characters of all expressions
 _LAST_CODE_POINT = 0x10FFFF
 
 
@@ -35,13 +38,14 @@ class _Node:
     parts: list["_Node"] = field(default_factory=list)
     least: int = 0
     most: int | None = None
+    has_no_expression: bool = False  # found out already
 
 
 def lark_of(grammar: str) -> str:
     """The grammar in Lark's notation, as llguidance reads it.
 
     Raises:
-        GrammarError: for a GBNF grammar that is malformed, or nested too deeply.
+        GrammarError: for a GBNF grammar that is malformed, nested too deeply, or too large as Lark.
     """
     if _LARK.search(grammar):
         return grammar
@@ -201,6 +205,7 @@ class _Writer:
         self._rules = rules
         self._expressions: dict[str, str | None] = {}  # rule -> its regular expression, if it has one
         self._open: set[str] = set()
+        self._size = 0  # of the expressions so far
         self._names: dict[str, str] = {"root": "start"}  # of the rules that are written out
         self._unwritten = ["root"]
 
@@ -225,24 +230,44 @@ class _Writer:
 
     def _expression(self, node: _Node) -> str | None:
         """The regular expression of a node; None: it is not regular, or too long for one."""
+        if node.kind == "regex":
+            return node.text
+        if node.has_no_expression:
+            return None
         match node.kind:
-            case "regex":
-                return node.text
             case "rule":
                 expression = self._expression_of_rule(node.text)
             case "repeat":
                 inner = self._expression(node.parts[0])
+                if node.most == 0:  # of whatever it is, also of a rule that leads back here
+                    return ""
                 expression = None if inner is None else f"(?:{inner}){_counts_text(node)}"
             case _:
-                parts = [self._expression(part) for part in node.parts]
-                known = [part for part in parts if part is not None]
-                joined = "".join(known) if node.kind == "sequence" else f"(?:{'|'.join(known)})"
-                expression = joined if len(known) == len(parts) else None
-        return expression if expression is None or len(expression) <= _MAX_EXPRESSION else None
+                parts = self._expressions_of(node.parts)
+                joined = "" if parts is None else ("" if node.kind == "sequence" else "|").join(parts)
+                expression = None if parts is None else joined if node.kind == "sequence" else f"(?:{joined})"
+        if expression is None or len(expression) > _MAX_EXPRESSION:
+            node.has_no_expression = True
+            return None
+        return expression
+
+    def _expressions_of(self, nodes: list[_Node]) -> list[str] | None:
+        """One for each; None: there is not, or they are too long together."""
+        expressions: list[str] = []
+        length = 0
+        for node in nodes:
+            expression = self._expression(node)
+            if expression is None or (length := length + len(expression)) > _MAX_EXPRESSION:
+                return None
+            expressions.append(expression)
+        return expressions
 
     def _lark(self, node: _Node) -> str:
         expression = self._expression(node)
         if expression is not None:
+            self._size += len(expression)
+            if self._size > _MAX_LARK:
+                raise GrammarError("it is too large once its rules are put into one another")
             return f"/{expression}/" if expression else '""'
         if node.kind == "rule":
             if node.text not in self._names:
@@ -255,20 +280,20 @@ class _Writer:
             return "(" + " | ".join(self._lark(part) for part in node.parts) + ")"
         return " ".join(self._lark(run) for run in self._runs(node.parts))
 
-    def _runs(self, parts: list[_Node]) -> list[_Node]:
+    def _runs(self, parts: list[_Node]) -> Iterator[_Node]:
         """Neighbours that are regular, put together: one lexeme gives nothing away to the next."""
-        runs: list[_Node] = []
         run = ""
         for part in parts:
             expression = self._expression(part)
-            if expression is not None:
+            if expression is not None and len(run) <= _MAX_LARK:
                 run += expression
                 continue
             if run:
-                runs.append(_Node("regex", run))
-            runs.append(part)
+                yield _Node("regex", run)
+            yield part
             run = ""
-        return [*runs, _Node("regex", run)] if run else runs
+        if run:
+            yield _Node("regex", run)
 
 
 def _counts_text(node: _Node) -> str:

@@ -70,6 +70,8 @@ def matches(state, text):
         ('root ::= "a"{2} "b"{2,} "c"{0,1}', ["aabb", "aabbbbc"], ["abb", "aab", "aabbcc"]),
         ('root ::= (\n  "a" # first\n  |\n  "b"\n)\n\n# end', ["a", "b"], ["", "ab"]),
         ('root ::= "a" |\n  "b"', ["a", "b"], [""]),
+        ('root ::= "a" root{0}', ["a"], ["aa", ""]),
+        ('root ::= "a" x{0,0} "b" y\nx ::= "x" x\ny ::= "c" y{0} | "(" y ")"', ["abc", "ab((c))"], ["axb", "abcc"]),
         ("root ::= []", [], ["", "a"]),
     ],
 )
@@ -119,6 +121,35 @@ def test_what_is_malformed_is_refused_where_it_is(grammar, words):
     with pytest.raises(GrammarError, match=words) as refused:
         lark_of(grammar)
     assert len(str(refused.value)) < 200
+
+
+LONG = 'x ::= "a" x | "b"\nr ::= "' + "a" * 5000 + '"'
+
+
+@pytest.mark.parametrize(
+    ("before", "filler", "after"),
+    [
+        *(("", filler, "") for filler in ("\n", "\r\n", " ", "\t", "\n ", "#", "#\n", "a", "1", "start\n", "%")),
+        *(("start", filler, "") for filler in ("\n", " ", "\n\t")),
+        *(('root ::= "a"' + counts, " ", "x") for counts in ("{", "{1", "{1,", "{1 , 2")),
+        *(("root ::= ", filler, "") for filler in ("(", "|", "a ", "root ", '"a" ', "[]", '"', "[", "#")),
+        *(('root ::= "a"', filler, "") for filler in ("*", "{2}", "?+", " \n", "|\n", ")")),
+        ("root ::= " + "(" * 60, '"" ', "root" + ")?" * 60),
+        ("root ::= " + '("" ' * 60, '"" ', "root" + ")?" * 60),
+        ("root ::= x ", "r ", "\n" + LONG),
+        ("root ::= ", "x r r ", "\n" + LONG),
+        ("root ::= ", "r ", "\n" + LONG),
+    ],
+)
+def test_the_largest_grammar_of_any_filler_is_read_in_no_time(before, filler, after):
+    """Where it would take more than linear time, this takes minutes; where rules multiply, gigabytes."""
+    room = (64 << 10) - len(before) - len(after)
+    try:
+        lark = lark_of(before + filler * (room // len(filler)) + after)
+    except GrammarError as refused:
+        assert len(str(refused)) < 200
+    else:
+        assert len(lark) < 1 << 20
 
 
 def test_rules_that_multiply_stay_rules(compiler):
