@@ -169,10 +169,10 @@ class OverlapMachine(SchedulerMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 OverlapMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=90, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStepByStep = SchedulerMachine.TestCase
 TestOverlapped = OverlapMachine.TestCase
