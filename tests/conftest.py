@@ -1,10 +1,11 @@
-"""The real models, for every test that asks for one; and Triton's interpreter, for the tests that need it.
+"""The real models, for every test that asks for one, and an oracle of one; Triton's interpreter, where it is needed.
 
 The interpreter must be on before Triton is imported, so its tests run in child processes: see
 tests/kernels/test_triton_interpreter.py.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     return model_files.smollm2_path()
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2_path: Path) -> Any:  # a torch.nn.Module
+    from tests.models.real_models import smollm2_oracle  # imports transformers, which few tests need
+
+    return smollm2_oracle(smollm2_path)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,8 @@ import openai
 import torch
 
 from tests.data_files import humaneval_prompts, mixed_prompts
+from tests.end_to_end.conftest import Cramped
 from tests.end_to_end.server_process import ServerProcess, wait_until
-from tests.end_to_end.tiny_tokenizer import save_tokenizer
-from tests.models.tiny_models import SIZES, build, save
 from tests.server import real_tokenizers
 
 TOLERANCE = 1e-4  # of a coordinate, where the vector has length 1
@@ -31,7 +30,7 @@ def assert_near(values: list[float], vector: torch.Tensor) -> None:
 
 def test_smollm2_embeds_as_transformers_does(smollm2: ServerProcess, smollm2_reference) -> None:
     tokenizer = real_tokenizers.smollm2()
-    texts = ["\n\n".join(humaneval_prompts()[:6]), *mixed_prompts()[::8], "A"]
+    texts = ["\n\n".join(humaneval_prompts()[:5]), *mixed_prompts()[8::16], "A"]
     token_ids = [tokenizer.encode(text) for text in texts]
     assert len(token_ids[0]) > 512  # two steps
     wanted = [expected(smollm2_reference, ids) for ids in token_ids]
@@ -56,15 +55,12 @@ def test_texts_that_mean_the_same_are_closer(smollm2: ServerProcess) -> None:
     assert cat @ kitten > cat @ code + 0.05
 
 
-def test_chunks_and_other_requests_change_nothing(tmp_path) -> None:
+def test_chunks_and_other_requests_change_nothing(cramped_gemma3: Cramped) -> None:
     """Prompts of many steps, beside answers for which the pool is too small."""
-    oracle = build("gemma3")
-    save(oracle, tmp_path)
-    save_tokenizer(tmp_path, SIZES["vocab_size"])
+    server = cramped_gemma3.server
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(3, 211, (length,), generator=generator).tolist() for length in (60, 1, 33, 200)]
-    flags = ("--cpu-threads", "1", "--max-num-batched-tokens", "8", "--num-gpu-blocks-override", "17")
-    with ServerProcess(tmp_path, *flags, "--served-model-name", "tested") as server, client_of(server) as client:
+    with client_of(server) as client:
         generating = {"n": 4, "max_tokens": 150, "stream": True, "extra_body": {"ignore_eos": True}}
         stream = client.completions.create(model="tested", prompt=[5] * 16, **generating)
         answers = {
@@ -77,4 +73,4 @@ def test_chunks_and_other_requests_change_nothing(tmp_path) -> None:
         assert server.metric("vllm:num_preemptions_total") > 0
     for pooling, answer in answers.items():
         for prompt, item in zip(prompts, answer.data, strict=True):
-            assert_near(item.embedding, expected(oracle, prompt)[pooling])
+            assert_near(item.embedding, expected(cramped_gemma3.oracle, prompt)[pooling])

@@ -9,7 +9,7 @@ from tests.data_files import mixed_prompts
 from tests.end_to_end.greedy import assert_greedy, complete
 from tests.end_to_end.server_process import ServerProcess
 from tests.end_to_end.tiny_tokenizer import save_tokenizer
-from tests.models.real_models import gemma3_oracle, smollm2_oracle
+from tests.models.real_models import gemma3_oracle
 from tests.models.tiny_models import SIZES, build, save
 
 NUM_PROMPTS = 24
@@ -49,8 +49,8 @@ def real_prompts(path):
     return [tuple(tokenizer.encode(text)[:96]) for text in mixed_prompts()[:NUM_PROMPTS]]
 
 
-def test_smollm2(smollm2_path):
-    check_every_way(smollm2_path, smollm2_oracle(smollm2_path), real_prompts(smollm2_path), 64)
+def test_smollm2(smollm2_path, smollm2_reference):
+    check_every_way(smollm2_path, smollm2_reference, real_prompts(smollm2_path), 64)
 
 
 def test_gemma3(gemma3_path):

@@ -9,11 +9,10 @@ import httpx
 import pytest
 import torch
 
-from server.tokenizer import Tokenizer, load_tokenizer
+from server.tokenizer import Tokenizer
 from tests.data_files import humaneval_prompts, mgsm_prompts, mixed_prompts
+from tests.end_to_end.conftest import Cramped
 from tests.end_to_end.server_process import ServerProcess
-from tests.end_to_end.tiny_tokenizer import save_tokenizer
-from tests.models.tiny_models import SIZES, build, save
 from tests.server import real_tokenizers
 
 NUM_TOP = 5
@@ -80,15 +79,15 @@ def assert_offsets(prompt: str, choice: dict) -> None:
 
 def test_smollm2_scores_prompts_as_transformers_does(smollm2: ServerProcess, smollm2_reference) -> None:
     tokenizer = real_tokenizers.smollm2()
-    prompts = [long_prompt(tokenizer, 560), *mixed_prompts()[::8], "A"]  # the long one takes two steps
+    prompts = [long_prompt(tokenizer, 512), *mixed_prompts()[8::16], "A"]  # the long one takes two steps
     choices = score(smollm2.url, prompts)
     for prompt, choice in zip(prompts, choices, strict=True):
         assert_scores(smollm2_reference, tokenizer, prompt, choice)
         assert_offsets(prompt, choice)
     # Evaluations that also want the next token get the same scores, in vLLM's form too.
-    (longer,) = score(smollm2.url, prompts[:1], max_tokens=1, prompt_logprobs=NUM_TOP)
-    token_ids = tokenizer.encode(prompts[0])
-    scores = choices[0]["logprobs"]["token_logprobs"]
+    (longer,) = score(smollm2.url, prompts[1:2], max_tokens=1, prompt_logprobs=NUM_TOP)
+    token_ids = tokenizer.encode(prompts[1])
+    scores = choices[1]["logprobs"]["token_logprobs"]
     assert len(longer["logprobs"]["tokens"]) == len(token_ids) + 1
     assert longer["logprobs"]["token_logprobs"][:-1] == scores
     assert longer["prompt_logprobs"][0] is None
@@ -97,14 +96,9 @@ def test_smollm2_scores_prompts_as_transformers_does(smollm2: ServerProcess, smo
     assert all(sum(entry["rank"] is not None for entry in at.values()) == NUM_TOP for at in by_id)
 
 
-def test_a_model_with_sliding_windows_scores_prompts_as_transformers_does(tmp_path) -> None:
+def test_a_model_with_sliding_windows_scores_prompts_as_transformers_does(cramped_gemma3: Cramped) -> None:
     """Prompts of many steps, whose tokens see the last seven only in most layers."""
-    oracle = build("gemma3")
-    save(oracle, tmp_path)
-    save_tokenizer(tmp_path, SIZES["vocab_size"])
-    tokenizer = load_tokenizer(tmp_path)
     prompts = [text[:length] for text, length in zip(humaneval_prompts(), (200, 1, 2, 17, 90), strict=False)]
-    with ServerProcess(tmp_path, "--cpu-threads", "1", "--max-num-batched-tokens", "16") as server:
-        choices = score(server.url, prompts)
+    choices = score(cramped_gemma3.server.url, prompts)
     for prompt, choice in zip(prompts, choices, strict=True):
-        assert_scores(oracle, tokenizer, prompt, choice)
+        assert_scores(cramped_gemma3.oracle, cramped_gemma3.tokenizer, prompt, choice)

@@ -17,7 +17,7 @@ from models.gguf_file import GGUFFile
 from models.loader import load_model
 from tests.models.gguf_files import to_gguf
 from tests.models.paged import run_paged
-from tests.models.real_models import gemma3_oracle, smollm2_oracle
+from tests.models.real_models import gemma3_oracle
 from tests.models.test_families import CPU, PROMPTS, load
 from tests.models.tiny_models import build, oracle_logits
 
@@ -253,8 +253,7 @@ def test_random_damage_to_the_header_never_escapes_as_another_error(tmp_path: Pa
 # --- real models ---
 
 
-def test_smollm2_equals_transformers(smollm2_path: Path) -> None:
-    oracle = smollm2_oracle(smollm2_path)
+def test_smollm2_equals_transformers(smollm2_path: Path, smollm2_reference: torch.nn.Module) -> None:
     progress: list[tuple[int, int]] = []
     decoder = load_model(
         smollm2_path, torch.float32, CPU, TorchOps(), lambda done, total: progress.append((done, total))
@@ -262,7 +261,7 @@ def test_smollm2_equals_transformers(smollm2_path: Path) -> None:
     total = sum(tensor.num_bytes for tensor in GGUFFile(smollm2_path).tensors.values())
     assert progress == sorted(progress) and progress[0] == (0, total) and progress[-1] == (total, total)
     prompts = torch.randint(0, 49_152, (2, 33), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = [oracle_logits(oracle, prompt) for prompt in prompts]
+    expected = [oracle_logits(smollm2_reference, prompt) for prompt in prompts]
     for chunk_sizes in ([10_000], [16, 7], [1]):
         for got, want in zip(run_paged(decoder, prompts, chunk_sizes), expected, strict=True):
             assert (got - want).abs().max() < 1e-3
