@@ -14,7 +14,7 @@ from typing import cast
 
 import llguidance
 
-from scheduler.json_schema import without_annotated_formats
+from scheduler.json_schema import JSON_ESCAPES, SchemaError, grammar_schema, holds_endless_range
 from scheduler.sampling_params import StructuredOutput
 
 # What separates the tokens of JSON unless a request says otherwise: as llama.cpp has it, enough for any layout. Without
@@ -236,6 +236,8 @@ def _grammar_text(wanted: StructuredOutput) -> str:
             options = "|".join("".join(map(_escaped, choice)) for choice in json.loads(wanted.value))
             return llguidance.LLMatcher.grammar_from_regex(f"(?:{options})")
         case "grammar":
+            if holds_endless_range(wanted.value):
+                raise GrammarError("it holds a number below -2**63, which is not supported")
             return llguidance.LLMatcher.grammar_from_lark(wanted.value)
 
 
@@ -244,8 +246,14 @@ def _schema_grammar(schema: str, whitespace: str | None) -> str:
     if value is False:
         raise GrammarError("it allows no answer")
     try:
+        text = json.dumps({} if value is True else grammar_schema(value))
+    except SchemaError as error:
+        raise GrammarError(str(error)) from None
+    if holds_endless_range(text):
+        raise GrammarError("it holds a number below -2**63, which is not supported")
+    try:
         return llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps({} if value is True else without_annotated_formats(value)),
+            text,
             # Each of them, since a schema may carry options of its own: none of those counts.
             overrides={
                 "item_separator": ",",
@@ -254,6 +262,7 @@ def _schema_grammar(schema: str, whitespace: str | None) -> str:
                 "whitespace_pattern": JSON_WHITESPACE if whitespace is None else whitespace or None,
                 "coerce_one_of": False,
                 "lenient": False,
+                "json_allowed_escapes": JSON_ESCAPES,
             },
         )
     except ValueError as error:

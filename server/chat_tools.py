@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.grammar import JSON_WHITESPACE
-from scheduler.json_schema import without_annotated_formats
+from scheduler.json_schema import JSON_ESCAPES, SchemaError, grammar_schema
 from scheduler.sampling_params import StructuredOutput
 from server.errors import InvalidRequest
 from server.protocol.chat import ChatCompletionRequest
@@ -17,7 +17,14 @@ from server.protocol.structured_outputs import check_size
 from server.protocol.tools import Tool
 from server.served_model import ServedModel
 from server.tool_parsers.answer_form import AnswerForm
-from server.tool_parsers.formats import HERMES, CallableFunction, CallRules, ToolCallForm, tool_call_form
+from server.tool_parsers.formats import (
+    HERMES,
+    CallableFunction,
+    CallRules,
+    ToolCallForm,
+    arguments_schema,
+    tool_call_form,
+)
 
 MAX_GRAMMAR_BYTES = 512 << 10  # of all functions of one request
 
@@ -115,16 +122,27 @@ def _callable_functions(
             raise InvalidRequest(f'{path}.type must be "object": arguments have names.', f"{path}.type")
         if not (enforce_all or function.strict):
             parameters = {}
+        try:
+            arguments_schema(parameters)
+        except SchemaError as error:
+            path = f"tools[{offered.index(tool)}].function.parameters"
+            raise InvalidRequest(f"{path} cannot be followed: {error}.", path) from None
         functions.append(CallableFunction(function.name, parameters))
     return tuple(functions)
 
 
 def _content_schema(asked: StructuredOutput) -> str:
-    """With the whitespace that was asked for."""
+    """With the whitespace that was asked for. Raises InvalidRequest if no grammar can follow it."""
     schema: Any = json.loads(asked.value) if asked.kind == "json_schema" else {"type": "object"}
+    if schema is False:
+        raise InvalidRequest(f"{asked.param} cannot be followed: it allows no answer.", asked.param)
+    try:
+        followed = {} if schema is True else grammar_schema(schema)
+    except SchemaError as error:
+        raise InvalidRequest(f"{asked.param} cannot be followed: {error}.", asked.param) from None
     pattern = JSON_WHITESPACE if asked.whitespace is None else asked.whitespace
     style = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
-    return json.dumps({**without_annotated_formats(schema), "x-guidance": style})
+    return json.dumps({**followed, "x-guidance": {**style, "json_allowed_escapes": JSON_ESCAPES}})
 
 
 def _special_ids(form: ToolCallForm, model: ServedModel) -> dict[str, int]:

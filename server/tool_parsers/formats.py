@@ -8,13 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scheduler.json_schema import without_annotated_formats
+from scheduler.json_schema import JSON_ESCAPES, grammar_schema
 from server.tool_parsers.reader import Markup, MarkupReader
 
 ToolParserName = Literal["hermes", "llama3_json", "mistral"]
 
 # As templates write JSON, and as models have seen it: a space after each colon and comma, and no other.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_JSON_STYLE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": JSON_ESCAPES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +108,10 @@ def _lark_mark(text: str, special_ids: Mapping[str, int]) -> str:
 
 
 def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """The schema that the arguments of a function satisfy."""
+    """The schema that the arguments of a function satisfy. Raises SchemaError if no grammar can follow it."""
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False, "x-guidance": _JSON_STYLE}
-    return {"type": "object", **without_annotated_formats(parameters), "x-guidance": _JSON_STYLE}
+    return {"type": "object", **grammar_schema(parameters), "x-guidance": _JSON_STYLE}
 
 
 HERMES = ToolCallForm("hermes", Markup("<tool_call>", "</tool_call>"), separator=r'"\n"')

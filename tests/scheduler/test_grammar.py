@@ -8,7 +8,7 @@ import pytest
 
 from scheduler import grammar as grammar_module
 from scheduler.grammar import GrammarCompiler, GrammarError, MaskComputer, Vocabulary, with_end_tokens
-from scheduler.json_schema import without_annotated_formats
+from scheduler.json_schema import grammar_schema
 from scheduler.sampling_params import StructuredOutput
 from tests.scheduler.fake_runner import allowed_tokens
 
@@ -39,7 +39,12 @@ def follow(state, text):
 @pytest.mark.parametrize(
     ("kind", "value", "right", "wrong"),
     [
-        ("json_object", "", ["{}", '{"a": [1, null]}', '{\n  "é": "\\n\\u001f"\n}'], ["", "[]", "1", "{", '{"a"}']),
+        (
+            "json_object",
+            "",
+            ["{}", '{"a": [1, null]}', '{\n  "é": "\\n\\"\\\\"\n}'],
+            ["", "[]", "1", "{", '{"a"}', '{"a": "\\u001f"}'],
+        ),
         ("json_schema", '{"type": "integer"}', ["0", "-12"], ["1.5", "true", '"1"', "01"]),
         ("json_schema", "true", ["0", "[]", "null"], ["nil"]),
         ("regex", r"\d{3}-[a-c]+", ["123-a", "000-cab"], ["123-", "12-a", "123-d"]),
@@ -238,6 +243,65 @@ def test_choices_in_choices_are_no_bomb(compiler, keyword):
     assert follow(compiler.compile(wanted), '"1023"')
 
 
+OPEN = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}, "type": "object"}
+EDGE = 9223372036854774784  # the largest integer of 64 bits that is a double
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (OPEN, ['{"a":1,"b":"x"}'], ['{"a":1,"\\u0061":"x"}', '{"\\u0061":"x"}', '{"a":"x"}']),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, ['{"ab":1,"b":"x"}'], ['{"\\u0061b":"x"}', '{"ab":"x"}']),
+        ({"properties": {"\x01/é": {"type": "integer"}}, "type": "object"}, ["{}"], ['{"\\u0001\\/é":"x"}']),
+        ({"required": ["a"], "minProperties": 2, "type": "object"}, ['{"a":1,"b":2}'], ['{"a":1}', '{"a":1,"a":2}']),
+        ({"required": ["a", "b"], "minProperties": 2, "type": "object"}, ['{"a":1,"b":2}'], ['{"a":1,"a":2}']),
+        ({"minProperties": 1, "type": "object"}, ['{"x":1}'], ["{}"]),
+        ({"enum": [2**53, -(2**53), 2**60]}, [str(2**53), str(-(2**53)), str(2**60)], [str(2**53 + 1)]),
+        ({"enum": [0.1, 1e-7, 1.5e3]}, ["0.1", "0.0000001", "1500"], ["0.2", "0.000001", "15"]),
+        ({"type": "integer", "maximum": 2**53 + 1}, [str(2**53), "-1"], [str(2**53 + 1), str(2**53 + 2)]),
+        ({"type": "integer", "exclusiveMinimum": 2**53 + 1}, [str(2**53 + 9)], [str(2**53 + n) for n in range(3)]),
+        ({"type": "integer", "exclusiveMaximum": -(2**53)}, [str(-(2**53) - 9)], [str(-(2**53)), "0"]),
+        (
+            {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+            [str(EDGE), str(-EDGE), "0"],
+            [str(2**63), str(-(2**63) - 1)],
+        ),
+        ({"type": "number", "minimum": -1e300, "exclusiveMaximum": 10**400}, ["-1.5", "7"], ['"x"']),
+        ({"minimum": -(2**70), "maximum": -5, "type": "integer"}, ["-5", str(-(10**15))], ["-4", "0"]),
+    ],
+)
+def test_what_a_grammar_could_take_for_something_else_is_as_the_schema_has_it(compiler, schema, right, wrong):
+    state = compiler.compile(StructuredOutput("json_schema", json.dumps(schema)))
+    assert [text for text in right if not follow(state, text)] == []
+    assert [text for text in wrong if follow(state, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"minProperties": 2}, "minProperties for more than one name"),
+        ({"properties": {"a": {}, "b": {}}, "minProperties": 2}, "minProperties"),
+        ({"anyOf": [{"required": ["a", "a"], "minProperties": 3}]}, "minProperties"),
+        ({"required": ["x"], "patternProperties": {"^x": {}}, "minProperties": 3.0}, "minProperties"),
+        ({"components": {"A": {"minProperties": 2}}, "$ref": "#/components/A"}, "minProperties"),
+        ({"enum": [1, {"a": [2**53 + 1]}]}, "its enum holds an integer that is not exact"),
+        *(({"const": value}, "its const holds an? (integer|number)") for value in (-(2**63), 1e22, 10**400, -1e300)),
+        ({"items": {"const": float("inf")}}, "its const is a number that JSON does not have"),
+        ({"const": ["\x1f"]}, r"its const holds the control character U\+001F"),
+        ({"minimum": 2**63}, "its minimum leaves no number"),
+        ({"exclusiveMaximum": -(2**63)}, "its exclusiveMaximum leaves no number"),
+        ({"x": [{"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}], "$ref": "#/x/0"}, "below"),
+    ],
+)
+def test_what_it_would_take_for_something_else_is_refused(compiler, schema, words):
+    """The last one has no end in the library, and takes the whole process with it."""
+    with pytest.raises(GrammarError, match=words):
+        compiler.compile(StructuredOutput("json_schema", json.dumps(schema)))
+    if words == "below":
+        with pytest.raises(GrammarError, match=words):
+            compiler.compile(StructuredOutput("grammar", f"start: %json {json.dumps(schema)}"))
+
+
 def test_formats_that_json_schema_does_not_define_say_nothing(compiler):
     schema = {
         "type": "object",
@@ -263,7 +327,7 @@ def test_formats_are_taken_from_schemas_alone():
         "examples": [{"format": "x"}],
         "format": {"odd": 1},
     }
-    assert without_annotated_formats(schema) == {
+    assert grammar_schema(schema) == {
         "properties": {"format": {"const": {"format": "x"}}, "a": {}},
         "items": [{}, True],
         "dependencies": {"a": ["format"], "b": {}},

@@ -36,6 +36,8 @@ PIECES = [
     "\\u00",
     ": [",
     ".5",
+    '"a":',
+    "\\u0061",
 ]
 VOCABULARY = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in PIECES]
 MAX_TOKENS = 400
@@ -102,6 +104,42 @@ def test_random_answers_satisfy_the_schemas_that_people_wrote(compiler, first):
         assert text is None or is_valid(schema, json.loads(text)), (row["id"], text)
     assert outcomes["answered"] > 30, outcomes
     assert outcomes["refused"] < 6, outcomes
+
+
+def random_schema(rng, depth):
+    """Of what a grammar could take for something else: names that come again or are spelled by code, far numbers."""
+    inner = [random_schema(rng, depth - 1) if depth else {"type": rng.choice(["integer", "string"])} for _ in range(3)]
+    near = rng.choice([2**53, -(2**53), 2**60, 2**63, -(2**63)]) + rng.randrange(-3, 4)
+    integer = {"type": "integer", **{word: near for word in ("minimum", "maximum") if rng.random() < 0.5}}
+    names = rng.sample(["a", "b", "ab", "\n", "é"], 2)
+    mapping = {"type": "object", "minProperties": rng.randrange(4)}
+    for word, value in (
+        ("properties", dict(zip(names, inner, strict=False))),
+        ("patternProperties", {"a": inner[2]}),
+        ("additionalProperties", rng.choice([False, {"type": "null"}])),
+        ("required", names[: rng.randrange(3)]),
+    ):
+        if rng.random() < 0.6:
+            mapping[word] = value
+    plain = [integer, {"enum": [near, {"a": near + 1}]}, {"const": rng.choice([near, "\x02", "a\n"])}]
+    return rng.choice([mapping, mapping, {"anyOf": inner[:2]}, *plain] if depth else plain)
+
+
+def test_random_answers_satisfy_schemas_that_a_grammar_could_take_for_others(compiler):
+    outcomes = Counter()
+    for seed in range(250):
+        schema = random_schema(Random(seed), 2)
+        try:
+            state = compiler.compile(StructuredOutput("json_schema", json.dumps(schema)))
+        except GrammarError as refused:
+            assert_names_what_is_not_supported(str(refused), schema)
+            outcomes["refused"] += 1
+            continue
+        for number in range(4):
+            text = walk(state, Random(number))
+            outcomes["unfinished" if text is None else "answered"] += 1
+            assert text is None or is_valid(schema, json.loads(text)), (schema, text)
+    assert outcomes["answered"] > 200, outcomes
 
 
 def test_official_verdicts_are_kept(compiler):

@@ -364,6 +364,24 @@ def tool_with(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
+def schema_format(schema: dict[str, Any] | bool) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+async def test_content_of_any_schema_stands_beside_tools():
+    for schema, written in (
+        (True, 'content: %json {"x-guidance"'),
+        ({"type": "null"}, 'content: %json {"type": "null"'),
+    ):
+        engine = engine_that("x")
+        answer = await post(engine, response_format=schema_format(schema))
+        assert answer.status_code == 200, answer.text
+        grammar = grammar_of(engine)
+        assert grammar is not None
+        assert written in grammar
+        assert grammar.count("json_allowed_escapes") == 3  # of two functions too
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -409,6 +427,12 @@ def tool_with(parameters: dict[str, Any]) -> dict[str, Any]:
         (call_with('{"a": "' + "x" * (8 << 20) + '"}'), "messages[1].tool_calls[0].function.arguments"),
         ({"tools": [tool_with(nested(65))]}, "tools[0].function.parameters"),
         ({"tools": [tool_with({"minimum": float("inf")})]}, "tools[0].function.parameters"),
+        (
+            {"tool_choice": "required", "tools": [TIME, tool_with({"minProperties": 2})]},
+            "tools[1].function.parameters",
+        ),
+        ({"response_format": schema_format(False)}, "response_format.json_schema.schema"),
+        ({"response_format": schema_format({"const": 2**53 + 1})}, "response_format.json_schema.schema"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (
             {"messages": [{**USER, "tool_calls": call_with("{}")["messages"][1]["tool_calls"]}]},

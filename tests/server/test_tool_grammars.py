@@ -172,6 +172,14 @@ def test_names_of_parameters_cannot_break_out_of_the_grammar():
     assert not admits(state, "x", {})
 
 
+def test_arguments_have_one_spelling_and_names_that_count_once():
+    schema = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+    state = compiled(HERMES, CallRules([CallableFunction("f", schema)], required=True, parallel=True), {})
+    assert admits(state, write(HERMES, [("f", '{"a": 1, "b": "\\n"}')]), {})
+    for arguments in ('{"a": 1, "\\u0061": "x"}', '{"\\u0061": "x"}', '{"a": 1, "a": "x"}'):
+        assert not admits(state, write(HERMES, [("f", arguments)]), {})
+
+
 def test_hundreds_of_functions_make_one_grammar():
     functions = {t["function"]["name"]: t["function"] for row in data_files.function_calls() for t in row["tools"]}
     many = [CallableFunction(name, function["parameters"]) for name, function in functions.items()]
