@@ -21,12 +21,16 @@ from scheduler.sampling_params import StructuredOutput
 # a bound, a model may write blanks until its tokens are used up.
 JSON_WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 _MAX_MESSAGE = 300  # characters of the library's own words
+# Of a text that a grammar leaves no choice about, characters that are looked at for its first token. All of a long one
+# would take 25 ms for each of its tokens.
+_MAX_FORCED = 256
 # From these sizes on, threads cost less than they save.
 _MIN_PARALLEL_MASKS = 16
 _MIN_PARALLEL_CORES = 8
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 _NO_EXTENSION = "NoExtensionBias"  # no token may follow, and the answer may not end either
-_TOO_COSTLY = re.compile("(?:lexer|parser) error: ")  # one of the bounds of `_limits`, reached on the way
+# One of the bounds of `_limits`, reached on the way.
+_TOO_COSTLY = re.compile("(?:lexer|parser) error: |Parser Error: Current row has ")
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (\S+)")
 
 
@@ -46,16 +50,17 @@ class Vocabulary:
 class GrammarState:
     """How far one sequence is along its grammar."""
 
-    __slots__ = ("_matcher", "_num_bytes")
+    __slots__ = ("_matcher", "_num_bytes", "lease")
 
-    def __init__(self, matcher: llguidance.LLMatcher, num_bytes: int) -> None:
-        """Take a matcher; a bitmask of the vocabulary has `num_bytes`."""
+    def __init__(self, matcher: llguidance.LLMatcher, num_bytes: int, lease: object = None) -> None:
+        """Take a matcher; a bitmask of the vocabulary has `num_bytes`. `lease` lives as long as any fork does."""
         self._matcher = matcher
+        self.lease = lease
         self._num_bytes = num_bytes
 
     def fork(self) -> "GrammarState":
         """A state that goes its own way from here on. Takes some 5 µs: what was computed of the grammar is shared."""
-        return GrammarState(self._matcher.deep_copy(), self._num_bytes)
+        return GrammarState(self._matcher.deep_copy(), self._num_bytes, self.lease)
 
     def accept(self, token_id: int) -> bool:
         """Take the next token; False where the grammar does not allow it, or became too costly to follow."""
@@ -167,7 +172,8 @@ def _limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(
         initial_lexer_fuel=1_000_000,  # 20 ms of compiling
         step_lexer_fuel=50_000,  # 3.5 ms of each mask
-        step_max_items=20_000,  # 1 ms of each mask
+        step_max_items=12_000,  # 1 ms of each mask
+        max_items_in_row=1_000,  # what a mask costs grows with its square: 8 ms; an object of 240 optional properties
         max_lexer_states=20_000,  # 40 MB
         verbose_errors=False,  # they would carry the grammar into answers and logs
     )
@@ -203,6 +209,7 @@ class _WrappedVocabulary:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str) -> list[int]:
+        text = text[:_MAX_FORCED]
         token_ids = self._encode(text)
         is_plain = all(i < self.eos_token_id and i not in self._special for i in token_ids)
         if is_plain and b"".join(self.tokens[i] for i in token_ids) == text.encode():

@@ -155,6 +155,22 @@ def test_a_text_that_is_forced_never_takes_a_special_token_or_a_space_of_the_tok
         assert VOCABULARY.index(b"<end>", SPECIAL + 1) in [VOCABULARY.index(t, SPECIAL + 1) for t in taken[:1]]
 
 
+def test_of_a_long_text_that_is_forced_only_the_beginning_is_tokenised_for_each_token():
+    asked = []
+
+    def encode(text):
+        asked.append(len(text))
+        return list(text.encode())
+
+    text = "lorem ipsum é " * 400
+    state = make_compiler(encode=encode).compile(StructuredOutput("choice", json.dumps([text])))
+    for byte in text.encode():
+        assert allowed_tokens(state.bitmask()) == [byte]
+        assert state.accept(byte)
+    assert state.is_complete
+    assert max(asked) <= 256
+
+
 @pytest.mark.parametrize("vocab_size", [256, 257, 264, 288, 300])
 def test_masks_have_whole_words_and_no_token_that_the_model_has_not(vocab_size):
     compiler = make_compiler(vocab_size=vocab_size)
@@ -334,6 +350,20 @@ def test_formats_are_taken_from_schemas_alone():
         "examples": [{"format": "x"}],
         "format": {"odd": 1},
     }
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['start: ((((x*)*)*)*)*\nx: "a"* | start', 'start: x{1,3000}\nx: y{1,3000}\ny: z{1,3000}\nz: "a" z | "b"'],
+)
+def test_an_ambiguous_grammar_becomes_too_costly_before_its_masks_hold_up_a_step(compiler, grammar):
+    state = compiler.compile(StructuredOutput("grammar", grammar))
+    rng = Random(0)
+    while allowed := allowed_tokens(state.bitmask()):
+        if not state.accept(rng.choice(allowed)):
+            break
+    assert state.is_too_costly
+    assert (state.may_end, state.is_complete) == (False, False)
 
 
 @pytest.mark.parametrize("limits", [{"step_lexer_fuel": 300}, {"max_lexer_states": 30}])
