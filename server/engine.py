@@ -31,7 +31,7 @@ from scheduler.output import NewRow, SchedulerOutput, SequenceUpdate
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 from server.config import EngineConfig
-from server.grammar_compilation import CompiledGrammar, GrammarCompilation
+from server.grammar_compilation import GrammarCompilation
 from server.messages import EngineInfo, EngineStats, Rejected, Submit
 from server.startup_steps import largest_step, warm_up
 from server.submission_check import refuse_unknown_token_ids
@@ -105,9 +105,7 @@ class Engine:
             )
         )
         if wanted is not None and self._grammars is not None:
-            compiled = self._grammars.request(message.request_id, wanted)
-            if compiled is not None:
-                self._take_grammar(compiled)
+            self._grammars.request(message.request_id, wanted)
 
     def take_grammars(self) -> list[Rejected]:
         """Let the requests run whose grammars are compiled by now; those whose grammars cannot be are ended."""
@@ -115,17 +113,16 @@ class Engine:
             return []
         finished = self._grammars.take_finished()
         for compiled in finished:
-            self._take_grammar(compiled)
+            if compiled.state is not None:
+                self._scheduler.provide_grammar(compiled.request_id, compiled.state)
+            else:
+                self._scheduler.abort(compiled.request_id)
         return [Rejected(c.request_id, c.message, c.param) for c in finished if c.state is None]
-
-    def _take_grammar(self, compiled: CompiledGrammar) -> None:
-        if compiled.state is not None:
-            self._scheduler.provide_grammar(compiled.request_id, compiled.state)
-        else:
-            self._scheduler.abort(compiled.request_id)
 
     def abort(self, request_id: str, index: int | None) -> None:
         """End a request or one of its sequences, in whatever state."""
+        if self._grammars is not None and index is None:
+            self._grammars.give_up(request_id)
         self._scheduler.abort(request_id, index)
 
     def step(self) -> list[SequenceUpdate]:

@@ -1,27 +1,31 @@
-"""Grammars are compiled beside the step loop, in threads, and the latest ones are kept.
+"""Grammars are compiled beside the step loop, in threads, once they have been tried out where they can harm nobody.
 
-Knows the engine's vocabulary, and its requests by their ids. Must not know the scheduler's queues, or messages.
+Each request gets a grammar of its own: what is computed while one is followed counts against its limits, and stays in
+memory as long as it is. Knows the engine's vocabulary, and its requests by their ids; no queues, and no messages.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.grammar import GrammarCompiler, GrammarError, GrammarState, Vocabulary
 from scheduler.sampling_params import StructuredOutput
+from server.grammar_trial_process import STACK_BYTES
+from server.grammar_trials import NUM_AT_ONCE, GrammarTrials
 from server.tokenizer import TokenizerError
 
 logger = logging.getLogger("octavo.grammar")
 
-MAX_SECONDS = 10.0  # of compiling; the library's own limits end almost any grammar long before
-_MAX_KEPT = 128  # grammars, some 4 MB each
-_NUM_THREADS = 2  # so that one that takes long does not keep the others waiting
+MAX_SECONDS = 60.0  # until a grammar is there, with all of the waiting
+_SMALL_BYTES = 8 << 20  # grammars that take no more are not counted: people's own do not
+_LARGE_BYTES = 1 << 30  # that all the others may take at once, of requests that wait as well as of those that run
+_STACK_BYTES = 8 * STACK_BYTES  # of memory that is only taken if it is used
 
-_Key = tuple[str, str, str | None]
+Trials = Callable[[Vocabulary, int], GrammarTrials]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,105 +38,146 @@ class CompiledGrammar:
     param: str | None = None
 
 
-@dataclass(slots=True)
-class _Compilation:
-    """One grammar in the making, and the requests that wait for it with the fields that ask for it."""
+class _LargeGrammars:
+    """Counts the memory of large grammars, for as long as they are in use."""
 
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        self._lock = threading.RLock()  # a lease may end inside, if the garbage collector comes by
+
+    def lease(self, num_bytes: int) -> "_Lease | None":
+        """Something to be kept as long as the grammar is; None if it would be too much."""
+        if num_bytes <= _SMALL_BYTES:
+            return _Lease()
+        with self._lock:
+            if self._num_bytes + num_bytes > _LARGE_BYTES:
+                return None
+            self._num_bytes += num_bytes
+        lease = _Lease()
+        weakref.finalize(lease, self._release, num_bytes)
+        return lease
+
+    def _release(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_bytes -= num_bytes
+
+
+class _Lease:
+    """Stands for the memory of one grammar."""
+
+
+@dataclass(slots=True, eq=False)
+class _Compilation:
+    """One grammar in the making."""
+
+    request_id: str
     wanted: StructuredOutput
-    waiting: list[tuple[str, str]]
-    started: float | None = None  # None: no thread has taken it up
+    asked: float
+    has_begun: bool = False
+    is_given_up: bool = False  # nobody waits for it any more
 
 
 class GrammarCompilation:
     """The grammars of an engine. One thread, that of the step loop, calls its methods."""
 
-    def __init__(self, load_vocabulary: Callable[[], Vocabulary], vocab_size: int, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        load_vocabulary: Callable[[], Vocabulary],
+        vocab_size: int,
+        on_done: Callable[[], None],
+        start_trials: Trials = GrammarTrials,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             load_vocabulary: called in a thread when the first grammar is asked for. Raises TokenizerError.
             vocab_size: of the model.
             on_done: called from a thread whenever `take_finished` has something to give.
+            start_trials: called with the vocabulary and the size, after `load_vocabulary`.
         """
         self._load_vocabulary = load_vocabulary
         self._vocab_size = vocab_size
         self._on_done = on_done
-        self._kept: OrderedDict[_Key, GrammarState] = OrderedDict()  # the one used last stands last
-        self._compilations: dict[_Key, _Compilation] = {}
+        self._start_trials = start_trials
+        self._open: dict[str, _Compilation] = {}
         self._to_do: queue.SimpleQueue[_Compilation] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[_Compilation, GrammarState | str]] = queue.SimpleQueue()
         self._compiler: GrammarCompiler | None = None
-        self._compiler_lock = threading.Lock()
+        self._trials: GrammarTrials | None = None
+        self._large = _LargeGrammars()
+        self._start_lock = threading.Lock()  # of these two
         self._threads: list[threading.Thread] = []
 
-    def request(self, request_id: str, wanted: StructuredOutput) -> CompiledGrammar | None:
-        """Ask for a request's grammar. If it is there already it comes at once, else with `take_finished`."""
-        key = _key(wanted)
-        state = self._kept.get(key)
-        if state is not None:
-            if any(state.fork().bitmask()):  # in 50 µs
-                self._kept.move_to_end(key)
-                return CompiledGrammar(request_id, state.fork())
-            del self._kept[key]  # its forks share what is computed of it, and one of them reached a bound
-        compilation = self._compilations.get(key)
-        if compilation is None:
-            compilation = self._compilations[key] = _Compilation(wanted, [])
-            self._to_do.put(compilation)
-            self._start_threads()
-        compilation.waiting.append((request_id, wanted.param))
-        return None
+    def request(self, request_id: str, wanted: StructuredOutput) -> None:
+        """Ask for a request's grammar. It comes with `take_finished`."""
+        compilation = self._open[request_id] = _Compilation(request_id, wanted, time.monotonic())
+        self._to_do.put(compilation)
+        if len(self._threads) < NUM_AT_ONCE:
+            self._start_thread()
+
+    def give_up(self, request_id: str) -> None:
+        """Nobody waits for a request's grammar any more; an unknown one is no error."""
+        compilation = self._open.pop(request_id, None)
+        if compilation is not None:
+            compilation.is_given_up = True
 
     def take_finished(self) -> list[CompiledGrammar]:
         """What has become of grammars since the last call."""
         finished: list[CompiledGrammar] = []
-        while self._compilations:
+        while True:
             try:
                 compilation, outcome = self._done.get_nowait()
             except queue.Empty:
-                return finished + self._give_up_slow_ones()
-            finished += self._finish(compilation, outcome)
-        return finished
+                return finished + self._give_up_late_ones()
+            if not compilation.is_given_up:
+                del self._open[compilation.request_id]
+                finished.append(_finished(compilation, outcome))
 
-    def _finish(self, compilation: _Compilation, outcome: GrammarState | str) -> list[CompiledGrammar]:
-        key = _key(compilation.wanted)
-        if self._compilations.get(key) is not compilation:
-            return []  # it was given up
-        del self._compilations[key]
-        if isinstance(outcome, str):
-            return [
-                CompiledGrammar(request_id, message=f"{param} cannot be followed: {outcome}.", param=param)
-                for request_id, param in compilation.waiting
-            ]
-        self._kept[key] = outcome
-        if len(self._kept) > _MAX_KEPT:
-            self._kept.popitem(last=False)
-        return [CompiledGrammar(request_id, outcome.fork()) for request_id, _ in compilation.waiting]
-
-    def _give_up_slow_ones(self) -> list[CompiledGrammar]:
+    def _give_up_late_ones(self) -> list[CompiledGrammar]:
         too_early = time.monotonic() - MAX_SECONDS
-        slow = [c for c in self._compilations.values() if c.started is not None and c.started < too_early]
+        late = [compilation for compilation in self._open.values() if compilation.asked < too_early]
+        for compilation in late:
+            self.give_up(compilation.request_id)
         return [
-            grammar for c in slow for grammar in self._finish(c, f"compiling it takes more than {MAX_SECONDS:.0f} s")
+            _finished(
+                compilation,
+                f"it takes more than {MAX_SECONDS:.0f} s to compile"
+                if compilation.has_begun
+                else f"its turn to be compiled has not come in {MAX_SECONDS:.0f} s, since too many others are",
+            )
+            for compilation in late
         ]
 
-    def _start_threads(self) -> None:
-        if len(self._threads) < _NUM_THREADS:
-            thread = threading.Thread(target=self._work, name=f"grammar-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"grammar-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        usual = threading.stack_size(_STACK_BYTES)
+        thread.start()
+        threading.stack_size(usual)
 
     def _work(self) -> None:
         while True:
             compilation = self._to_do.get()
-            self._done.put((compilation, self._compile(compilation)))
+            if compilation.is_given_up:
+                continue
+            compilation.has_begun = True
+            self._done.put((compilation, self._compile(compilation.wanted)))
+            del compilation  # and what it came to, while waiting for the next one
             self._on_done()
 
-    def _compile(self, compilation: _Compilation) -> GrammarState | str:
+    def _compile(self, wanted: StructuredOutput) -> GrammarState | str:
         """The beginning of a grammar, or why there is none."""
         try:
-            compiler = self._compiler_of_the_vocabulary()
-            compilation.started = time.monotonic()
-            return compiler.compile(compilation.wanted)
+            compiler, trials = self._started()
+            outcome = trials.try_out(wanted)
+            if outcome.refusal is not None:
+                return outcome.refusal
+            lease = self._large.lease(outcome.num_bytes)
+            if lease is None:
+                return "it is large, and others that are have taken the memory for such grammars"
+            state = compiler.compile(wanted)
+            state.lease = lease
+            return state
         except GrammarError as error:
             return str(error)
         except TokenizerError as error:
@@ -142,13 +187,18 @@ class GrammarCompilation:
             logger.exception("A grammar could not be compiled.")
             return "compiling it failed"
 
-    def _compiler_of_the_vocabulary(self) -> GrammarCompiler:
-        with self._compiler_lock:
-            if self._compiler is None:
-                self._compiler = GrammarCompiler(self._load_vocabulary(), self._vocab_size)
-            return self._compiler
+    def _started(self) -> tuple[GrammarCompiler, GrammarTrials]:
+        with self._start_lock:
+            if self._compiler is None or self._trials is None:
+                vocabulary = self._load_vocabulary()
+                # Before the compiler, since the process makes one of its own at the same time.
+                self._trials = self._trials or self._start_trials(vocabulary, self._vocab_size)
+                self._compiler = GrammarCompiler(vocabulary, self._vocab_size)
+            return self._compiler, self._trials
 
 
-def _key(wanted: StructuredOutput) -> _Key:
-    """What makes two grammars the same: not the field that asks for them."""
-    return wanted.kind, wanted.value, wanted.whitespace
+def _finished(compilation: _Compilation, outcome: GrammarState | str) -> CompiledGrammar:
+    if isinstance(outcome, GrammarState):
+        return CompiledGrammar(compilation.request_id, outcome)
+    param = compilation.wanted.param
+    return CompiledGrammar(compilation.request_id, message=f"{param} cannot be followed: {outcome}.", param=param)

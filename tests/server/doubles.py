@@ -10,10 +10,13 @@ import tokenizers
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from scheduler.grammar import Vocabulary
 from scheduler.output import SequenceFailure, SequenceUpdate, TokenLogprobs
+from scheduler.sampling_params import StructuredOutput
 from server.app import create_app
 from server.config import Settings
 from server.engine_client import EngineDied, EngineUnavailable, RequestRejected, UpdateStream
+from server.grammar_trial_process import Outcome
 from server.messages import EngineInfo, EngineStats, Submit
 from server.tokenizer import Tokenizer
 from server.tokenizer_parts import TokenizerParts
@@ -264,3 +267,23 @@ def client_of(app: FastAPI, **options: object) -> httpx.AsyncClient:
     """An HTTP client without a socket."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     return httpx.AsyncClient(transport=transport, base_url="http://test", **options)  # type: ignore[arg-type]
+
+
+def bytes_vocabulary() -> Vocabulary:
+    """Every byte as a token."""
+    return Vocabulary([bytes([byte]) for byte in range(256)], (), lambda text: list(text.encode()))
+
+
+class Trials:
+    """In place of GrammarTrials: starts no process, refuses what it is told to, and finds all of one size."""
+
+    num_bytes = 0
+
+    def __init__(self, refuse: Callable[[StructuredOutput], str | None] = lambda wanted: None) -> None:
+        self._refuse = refuse
+
+    def __call__(self, vocabulary: Vocabulary, vocab_size: int) -> "Trials":
+        return self
+
+    def try_out(self, wanted: StructuredOutput) -> Outcome:
+        return Outcome(self._refuse(wanted), self.num_bytes)

@@ -17,6 +17,7 @@ from server.grammar_compilation import GrammarCompilation
 from server.messages import Abort, EngineInfo, Rejected, StepUpdates, Submit
 from server.token_ids import TokenIds
 from tests.scheduler.fake_runner import VOCAB_SIZE, FakeRunner, expected_tokens, fake_vocabulary
+from tests.server.doubles import Trials
 
 OBJECT = StructuredOutput("json_object")
 CHOICE = StructuredOutput("choice", '["abc", "x"]')
@@ -27,7 +28,7 @@ def build(on_grammar=lambda: None, load=fake_vocabulary, **settings):
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64), BlockManager(12, 4)
     )
     info = EngineInfo(64, 12, 4, VOCAB_SIZE, "fake", "cpu", "float32", 0.0, 0)
-    grammars = GrammarCompilation(load, VOCAB_SIZE, on_grammar)
+    grammars = GrammarCompilation(load, VOCAB_SIZE, on_grammar, Trials())
     return Engine(scheduler, FakeRunner(4, 4), info, grammars=grammars, **settings)
 
 
@@ -118,6 +119,7 @@ def test_an_abort_while_the_grammar_is_made_ends_the_request():
     assert engine.stats.num_waiting == 0
     time.sleep(0.1)
     assert engine.take_grammars() == []
+    assert not engine._grammars._open
     assert not engine.has_unfinished
 
 

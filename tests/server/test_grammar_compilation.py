@@ -1,33 +1,34 @@
-"""Compiling beside the step loop: once for each grammar, with an end to waiting whatever a grammar does."""
+"""Compiling beside the step loop: each request its own grammar, with an end to waiting whatever a grammar does."""
 
+import gc
 import threading
 import time
+import weakref
 from contextlib import suppress
+from random import Random
 
 import llguidance
+import pytest
 
-from scheduler import grammar as grammar_module
-from scheduler.grammar import GrammarCompiler, GrammarError, Vocabulary
+from scheduler.grammar import GrammarCompiler, GrammarError, GrammarState
 from scheduler.sampling_params import StructuredOutput
 from server import grammar_compilation
 from server.grammar_compilation import GrammarCompilation
+from server.grammar_trials import NUM_AT_ONCE
 from server.tokenizer import TokenizerError
-from tests.scheduler.fake_runner import allowed_tokens
+from tests.server.doubles import Trials, bytes_vocabulary
 
 DIGITS = StructuredOutput("regex", r"\d+")
 
 
-def bytes_vocabulary():
-    return Vocabulary([bytes([byte]) for byte in range(256)], (), lambda text: list(text.encode()))
-
-
 class Bench:
-    """A compilation whose results can be waited for; counts what is loaded and compiled."""
+    """A compilation whose results can be waited for; counts what is loaded, tried out and compiled."""
 
-    def __init__(self, monkeypatch, load=bytes_vocabulary, before=lambda wanted: None):
+    def __init__(self, monkeypatch, load=bytes_vocabulary, before=lambda wanted: None, refuse=lambda wanted: None):
         self.num_loaded = 0
         self.compiled = []
         self.done = threading.Semaphore(0)
+        self.trials = Trials(refuse)
         compile_ = GrammarCompiler.compile
 
         def counted_load():
@@ -40,86 +41,70 @@ class Bench:
             return compile_(compiler, wanted)
 
         monkeypatch.setattr(GrammarCompiler, "compile", counted_compile)
-        self.compilation = GrammarCompilation(counted_load, 256, self.done.release)
+        self.compilation = GrammarCompilation(counted_load, 256, self.done.release, self.trials)
+
+    def wait(self, num_grammars=1):
+        for _ in range(num_grammars):
+            assert self.done.acquire(timeout=20)
 
     def finish(self, num_grammars=1):
         """Everything that has come to an end after so many grammars have."""
-        for _ in range(num_grammars):
-            assert self.done.acquire(timeout=20)
+        self.wait(num_grammars)
         return {grammar.request_id: grammar for grammar in self.compilation.take_finished()}
 
 
-def test_the_first_request_waits_and_the_next_for_the_same_grammar_does_not(monkeypatch):
+def test_each_request_has_a_grammar_of_its_own_and_the_vocabulary_is_loaded_once(monkeypatch):
     bench = Bench(monkeypatch)
-    assert bench.compilation.request("a", DIGITS) is None
-    first = bench.finish()["a"]
-    second = bench.compilation.request("b", StructuredOutput("regex", r"\d+", param="guided_regex"))
-    assert first.state.accept(ord("1"))
-    assert not second.state.may_end  # each has a state of its own
-    assert second.state.accept(ord("1"))
-    assert not bench.compilation.request("c", DIGITS).state.may_end
-    assert (bench.num_loaded, bench.compiled) == (1, [r"\d+"])
-    assert bench.compilation.take_finished() == []
-
-
-def test_a_grammar_that_one_request_has_used_up_is_compiled_anew_for_the_next(monkeypatch):
-    limits = llguidance.LLParserLimits(verbose_errors=False, step_lexer_fuel=300)
-    monkeypatch.setattr(grammar_module, "_limits", lambda: limits)
-    bench = Bench(monkeypatch)
-    costly = StructuredOutput("regex", "(a|b)*a(a|b){50}c")
-    assert bench.compilation.request("a", costly) is None
-    state = bench.finish()["a"].state
-    while allowed := allowed_tokens(state.bitmask()):
-        state.accept(allowed[0])
-    assert state.is_too_costly
-    assert bench.compilation.request("b", costly) is None
-    assert any(bench.finish()["b"].state.bitmask())
-    assert bench.compiled == [costly.value] * 2
-
-
-def test_requests_for_a_grammar_that_is_being_compiled_share_it(monkeypatch):
-    go_on = threading.Event()
-    bench = Bench(monkeypatch, before=lambda wanted: go_on.wait(20))
     for name in "abc":
-        assert bench.compilation.request(name, DIGITS) is None
-    go_on.set()
-    finished = bench.finish()
+        bench.compilation.request(name, DIGITS)
+    finished = bench.finish(3)
     assert sorted(finished) == ["a", "b", "c"]
     assert finished["a"].state.accept(ord("1"))
     assert not finished["b"].state.may_end
-    assert bench.compiled == [r"\d+"]
+    assert (bench.num_loaded, bench.compiled) == (1, [r"\d+"] * 3)
+    assert bench.compilation.take_finished() == []
 
 
-def test_whitespace_makes_another_grammar_and_the_field_that_asks_does_not(monkeypatch):
+def test_what_one_request_does_with_a_grammar_spoils_it_for_no_other(monkeypatch):
+    limits = llguidance.LLParserLimits(max_lexer_states=300, verbose_errors=False)
+    monkeypatch.setattr("scheduler.grammar._limits", lambda: limits)
     bench = Bench(monkeypatch)
-    for name, whitespace in [("a", None), ("b", ""), ("c", " ?")]:
-        assert bench.compilation.request(name, StructuredOutput("json_object", "", whitespace)) is None
-    assert sorted(bench.finish(3)) == ["a", "b", "c"]
+    wanted = StructuredOutput("regex", r"ok;|[^o].*a.{200}b.*c.{200}d")
+    rng = Random(0)
+    for number in range(3):
+        bench.compilation.request("wild", wanted)
+        wild = bench.finish()["wild"].state
+        while any(wild.bitmask()):
+            assert wild.accept(ord(rng.choice("xab")))
+        assert wild.is_too_costly
+        bench.compilation.request("calm", wanted)
+        calm = bench.finish()["calm"].state
+        for byte in b"ok;":
+            assert any(calm.bitmask()), number
+            assert calm.accept(byte)
+        assert calm.is_complete
 
 
-def test_the_grammar_used_longest_ago_is_dropped_first(monkeypatch):
-    monkeypatch.setattr(grammar_compilation, "_MAX_KEPT", 2)
-    bench = Bench(monkeypatch)
-    for name in "abac":
-        if bench.compilation.request(name, StructuredOutput("regex", name)) is None:
-            bench.finish()
-    assert bench.compilation.request("a", StructuredOutput("regex", "a")) is not None
-    assert bench.compilation.request("c", StructuredOutput("regex", "c")) is not None
-    assert bench.compilation.request("b", StructuredOutput("regex", "b")) is None
+def test_a_grammar_that_was_refused_on_trial_is_not_compiled(monkeypatch):
+    bench = Bench(monkeypatch, refuse=lambda wanted: "it is too large" if wanted.value == "b" else None)
+    for name in "ab":
+        bench.compilation.request(name, StructuredOutput("regex", name, param="guided_regex"))
+    finished = bench.finish(2)
+    assert finished["a"].state is not None
+    assert finished["b"].message == "guided_regex cannot be followed: it is too large."
+    assert bench.compiled == ["a"]
 
 
-def test_a_grammar_that_cannot_be_compiled_is_refused_to_each_by_its_own_field_and_tried_again(monkeypatch):
+def test_a_grammar_that_cannot_be_compiled_is_refused_to_each_by_its_own_field(monkeypatch):
     bench = Bench(monkeypatch)
     for name in "ab":
         bench.compilation.request(name, StructuredOutput("regex", "(", param=f"field_{name}"))
-    finished = bench.finish()
+    finished = bench.finish(2)
     for name in "ab":
         assert finished[name].state is None
         assert finished[name].param == f"field_{name}"
         assert finished[name].message.startswith(f"field_{name} cannot be followed: ")
-    assert bench.compilation.request("c", StructuredOutput("regex", "(")) is None
-    assert bench.finish()["c"].state is None
-    assert bench.compilation.request("good", DIGITS) is None
+    bench.compilation.request("good", DIGITS)
     assert bench.finish()["good"].state is not None
 
 
@@ -129,34 +114,103 @@ def test_whatever_goes_wrong_in_a_thread_ends_the_request_and_not_the_thread(mon
             raise RuntimeError("not foreseen")
 
     bench = Bench(monkeypatch, before=before)
-    for number in range(4):  # more than there are threads
+    for number in range(NUM_AT_ONCE + 1):  # more than there are threads
         bench.compilation.request(f"bad {number}", StructuredOutput("regex", "bad"))
         assert "compiling it failed" in bench.finish()[f"bad {number}"].message
     bench.compilation.request("good", DIGITS)
     assert bench.finish()["good"].state is not None
 
 
-def test_one_that_takes_too_long_is_given_up_and_holds_up_no_other(monkeypatch):
-    monkeypatch.setattr(grammar_compilation, "MAX_SECONDS", 0.05)
-    go_on = threading.Event()
-    bench = Bench(monkeypatch, before=lambda wanted: wanted.value == "slow" and go_on.wait(20))
-    slow = StructuredOutput("regex", "slow", param="guided_regex")
-    bench.compilation.request("slow", slow)
-    while "slow" not in bench.compiled:
-        time.sleep(0.01)
+def test_the_memory_of_large_grammars_is_bounded_and_comes_back_with_the_last_fork(monkeypatch):
+    monkeypatch.setattr(grammar_compilation, "_LARGE_BYTES", 25 << 20)
+    bench = Bench(monkeypatch)
+
+    def state_of(num_mib):
+        bench.trials.num_bytes = num_mib << 20
+        bench.compilation.request("a", DIGITS)
+        [finished] = bench.finish().values()
+        assert (finished.state is None) == ("taken the memory" in finished.message)
+        return finished.state
+
+    kept = [state_of(10), state_of(10)]
+    assert None not in kept
+    assert state_of(10) is None
+    assert state_of(4) is not None
+    fork = kept.pop().fork()
+    assert state_of(10) is None
+    fork.accept(ord("1"))
+    del fork
+    assert state_of(10) is not None
+
+
+@pytest.mark.parametrize("slow", ["trial", "compile"])
+def test_one_that_takes_too_long_is_given_up_and_holds_up_no_other(monkeypatch, slow):
+    go_on, begun = threading.Event(), threading.Event()
+
+    def hold(wanted):
+        if wanted.value == "slow":
+            begun.set()
+            go_on.wait(20)
+
+    bench = Bench(monkeypatch, **{"refuse" if slow == "trial" else "before": hold})
+    bench.compilation.request("slow", StructuredOutput("regex", "slow", param="guided_regex"))
+    assert begun.wait(20)
     bench.compilation.request("other", DIGITS)
-    assert bench.done.acquire(timeout=20)
-    finished = {}
-    while len(finished) < 2:
-        finished |= {grammar.request_id: grammar for grammar in bench.compilation.take_finished()}
-    assert finished["other"].state is not None
-    assert "takes more than" in finished["slow"].message
-    assert finished["slow"].param == "guided_regex"
+    assert bench.finish()["other"].state is not None
+    monkeypatch.setattr(grammar_compilation, "MAX_SECONDS", 0.0)
+    [given_up] = bench.compilation.take_finished()
+    assert (given_up.request_id, given_up.param) == ("slow", "guided_regex")
+    assert "it takes more than" in given_up.message
     go_on.set()
-    assert bench.done.acquire(timeout=20)  # it ends after all, and nobody hears of it
-    monkeypatch.setattr(grammar_compilation, "MAX_SECONDS", 20)
-    bench.compilation.request("more", StructuredOutput("regex", "more"))
-    assert bench.finish().keys() == {"more"}
+    bench.wait()  # it ends after all, and nobody hears of it
+    assert bench.compilation.take_finished() == []
+
+
+def test_waiting_for_a_turn_has_an_end_of_its_own(monkeypatch):
+    go_on = threading.Event()
+    bench = Bench(monkeypatch, before=lambda wanted: wanted.value != "waits" and go_on.wait(20))
+    for number in range(NUM_AT_ONCE):
+        bench.compilation.request(f"slow {number}", StructuredOutput("regex", f"{number}"))
+    while len(bench.compiled) < NUM_AT_ONCE:
+        time.sleep(0.01)
+    bench.compilation.request("waits", StructuredOutput("regex", "waits"))
+    monkeypatch.setattr(grammar_compilation, "MAX_SECONDS", 0.0)
+    given_up = {grammar.request_id: grammar for grammar in bench.compilation.take_finished()}
+    assert len(given_up) == NUM_AT_ONCE + 1
+    assert "its turn to be compiled has not come" in given_up["waits"].message
+    go_on.set()
+    bench.wait(NUM_AT_ONCE)
+    monkeypatch.undo()
+    bench.compilation.request("next", DIGITS)
+    assert bench.finish().keys() == {"next"}
+    assert "waits" not in bench.compiled  # nor is it compiled for nobody
+
+
+def test_what_nobody_waits_for_is_not_kept(monkeypatch):
+    states = weakref.WeakSet()
+
+    class Watched(GrammarState):
+        __slots__ = ("__weakref__",)
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            states.add(self)
+
+    monkeypatch.setattr("scheduler.grammar.GrammarState", Watched)
+    go_on = threading.Event()
+    bench = Bench(monkeypatch, before=lambda wanted: go_on.wait(20))
+    bench.compilation.request("a", DIGITS)
+    bench.compilation.give_up("a")
+    bench.compilation.give_up("unknown")
+    bench.compilation.request("b", DIGITS)
+    go_on.set()
+    while len(bench.compiled) < 1:
+        time.sleep(0.01)
+    [finished] = bench.finish(len(bench.compiled)).values()
+    assert finished.request_id == "b"
+    del finished
+    gc.collect()
+    assert len(states) == 0
 
 
 def test_a_vocabulary_that_cannot_be_read_fails_the_request(monkeypatch):
