@@ -45,13 +45,13 @@ class MessageCodec:
 def _encode_custom(value: object) -> object:
     if isinstance(value, TokenIds):
         return value.packed()
-    raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
+    raise TypeError(f"{type(value).__name__} does not travel between processes")
 
 
 def _decode_custom(type_: type, value: Any) -> object:  # noqa: ANN401
     if type_ is TokenIds:
         return TokenIds.unpack(value) if isinstance(value, bytes) else TokenIds(value)
-    raise NotImplementedError(f"{type_.__name__} does not travel between processes")
+    raise TypeError(f"{type_.__name__} does not travel between processes")
 
 
 def send_payload(connection: socket.socket, payload: bytes) -> None:
