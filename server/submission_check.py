@@ -29,7 +29,7 @@ def refuse_unknown_token_ids(message: Submit, vocab_size: int) -> None:
     }
     for param, ids in token_ids.items():
         if not 0 <= min(ids, default=0) <= max(ids, default=0) < vocab_size:
-            raise RequestRefused(f"{param} has a token id that the model does not know; ids go from 0 to {vocab_size - 1}.", param)
+            raise RequestRefused(f"{param} has a token id of no token; ids go from 0 to {vocab_size - 1}.", param)
 
 
 def _extremes(token_ids: TokenIds) -> tuple[int, ...]:
