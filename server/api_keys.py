@@ -42,12 +42,13 @@ class KeyRing:
         self._listed = _parse(keys, "--api-key", "key")
         self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._file = None if file is None else file.expanduser()
-        self._file_state: tuple[int, int, int] | None = None
+        self._file_state: tuple[int, ...] | None = None  # in which its content is known
+        self._complaint: tuple[tuple[int, ...] | None, str] | None = None  # the last one, while it stands
         self._next_look = 0.0
         self._from_file: tuple[tuple[bytes, str], ...] = ()
         if self._file is not None:
             self._file_state = _state_of(self._file)
-            self._from_file = _read(self._file)
+            self._from_file = _keys_in(self._file, _content_of(self._file))
         self._all = _merged(self._listed, self._from_file, self._admin)
         self.is_open = not self._listed and self._file is None  # to everyone, but for what needs the admin key
         self.has_admin_key = self._admin is not None
@@ -65,22 +66,28 @@ class KeyRing:
         return found
 
     def _look_at_file(self) -> None:
-        """Read the file again if it has changed; one that cannot be used changes nothing."""
+        """Read the file again if it has changed; one that cannot be used changes nothing.
+
+        One that cannot be read is tried at each look, so that no key outlives it once it can; the log says it once.
+        """
         now = time.monotonic()
         if self._file is None or now < self._next_look:
             return
         self._next_look = now + _SECONDS_BETWEEN_LOOKS
+        state = complaint = None
         try:
             state = _state_of(self._file)
-            if state == self._file_state:
-                return
-            self._file_state = state
-            self._from_file = _read(self._file)
-            self._all = _merged(self._listed, self._from_file, self._admin)
+            if state != self._file_state:
+                content = _content_of(self._file)
+                self._file_state = state
+                self._from_file = _keys_in(self._file, content)
+                self._all = _merged(self._listed, self._from_file, self._admin)
+                logger.info("Read %d keys from %s again.", len(self._from_file), self._file)
         except UnusableKeys as error:
-            logger.error("The keys stay as they were: %s", error)
-        else:
-            logger.info("Read %d keys from %s again.", len(self._from_file), self._file)
+            complaint = (state, str(error))
+            if complaint != self._complaint:
+                logger.error("The keys stay as they were: %s", error)
+        self._complaint = complaint
 
 
 def _parse(lines: Iterable[str], where: str, unnamed: str) -> tuple[tuple[bytes, str], ...]:
@@ -110,16 +117,21 @@ def _merged(
     return tuple(names.items())
 
 
-def _read(file: Path) -> tuple[tuple[bytes, str], ...]:
+def _content_of(file: Path) -> bytes:
+    """At most a byte more than it may have."""
     try:
         with file.open("rb") as opened:
-            text = opened.read(_MAX_FILE_BYTES + 1)
-        lines = [line.strip() for line in text.decode("utf-8-sig").splitlines()]
+            return opened.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UnusableKeys(f"The file of keys {file} cannot be read: {error.strerror}.") from None
+
+
+def _keys_in(file: Path, content: bytes) -> tuple[tuple[bytes, str], ...]:
+    try:
+        lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError:
         raise UnusableKeys(f"The file of keys {file} is not UTF-8 text.") from None
-    if len(text) > _MAX_FILE_BYTES:
+    if len(content) > _MAX_FILE_BYTES:
         raise UnusableKeys(f"The file of keys {file} has more than {_MAX_FILE_BYTES} bytes.")
     keys = _parse((line for line in lines if line and not line.startswith("#")), str(file), "file-key")
     if not keys:
@@ -127,13 +139,13 @@ def _read(file: Path) -> tuple[tuple[bytes, str], ...]:
     return keys
 
 
-def _state_of(file: Path) -> tuple[int, int, int]:
-    """Differs after a change: a file is replaced or written to."""
+def _state_of(file: Path) -> tuple[int, ...]:
+    """Differs after a change: a file is replaced or written to, or may be read by others than before."""
     try:
         status = file.stat()
     except OSError as error:
         raise UnusableKeys(f"The file of keys {file} cannot be read: {error.strerror}.") from None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _digest(key: bytes) -> bytes:

@@ -1,5 +1,8 @@
 """Keys: how they are written, whose they are, and a file of them that changes while the server runs."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from server import api_keys
@@ -105,6 +108,37 @@ def test_a_file_is_read_again_when_it_changes(tmp_path, looks_each_time, caplog)
     assert sum("stay as they were" in record.getMessage() for record in caplog.records) == 3
     file.write_text("erin: e\n")
     assert [name_of(ring, key) for key in ("b", "c", "e")] == [None, "carol", "erin"]
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(tmp_path, looks_each_time, monkeypatch, caplog):
+    file = tmp_path / "keys"
+    file.write_text("alice: revoked\n")
+    ring = KeyRing(file=file)
+    file.write_text("alice: new\n")
+
+    def refuse(*_args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "open", refuse)
+            assert [name_of(ring, key) for key in ("revoked", "new", "new")] == ["alice", None, None]
+        assert [name_of(ring, key) for key in ("revoked", "new")] == [None, "alice"]
+        file.write_text("alice: revoked\n")
+        assert name_of(ring, "revoked") == "alice"
+        file.write_text("alice: new\n")
+    assert sum("stay as they were" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(tmp_path, looks_each_time):
+    file = tmp_path / "keys"
+    file.write_text("alice: old\n")
+    ring = KeyRing(file=file)
+    before = file.stat()
+    while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of files has its steps
+        file.write_text("alice: new\n")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [name_of(ring, key) for key in ("old", "new")] == [None, "alice"]
 
 
 def test_a_file_is_not_looked_at_for_every_request(tmp_path):
