@@ -1,6 +1,7 @@
 """From the body of a chat request to what the engine takes: its conversation, written out with the model's template.
 
-Takes a while: runs in a thread, off the event loop. Knows no HTTP and no engine.
+Takes a while: runs off the event loop, for a large body in another process (see server/preparer.py). Knows no HTTP and
+no engine.
 """
 
 from dataclasses import replace

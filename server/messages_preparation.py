@@ -1,6 +1,7 @@
 """From the body of `/v1/messages` to what the engine takes: as the chat that says the same.
 
-Takes a while: runs in a thread, off the event loop. Knows no HTTP and no engine.
+Takes a while: runs off the event loop, for a large body in another process (see server/preparer.py). Knows no HTTP and
+no engine.
 """
 
 import json

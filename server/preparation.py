@@ -1,7 +1,7 @@
 """From the body of a request to what the engine takes: checked against the model, tokenised, with defaults.
 
-Chats are prepared in server/chat_preparation.py. Pure functions that may take a while: they run in a thread, off the
-event loop. Knows no HTTP and no engine process.
+Chats are prepared in server/chat_preparation.py. Pure functions that may take a while: they run off the event
+loop, for a large body in another process (see server/preparer.py). Knows no HTTP and no engine process.
 """
 
 from dataclasses import dataclass, replace
