@@ -33,11 +33,12 @@ _NICENESS = 10  # whoever waits for a token goes before a long prompt that has n
 def answer(request: bytes, body: bytes, codec: ValueCodec) -> bytes:
     """Do what is asked, and put the result into words: ("done", value), ("refused", error) or ("failed", reason)."""
     try:
-        module, name, model = codec.decode(request)
-        function: Callable[[bytes, Any], object] = getattr(import_module(module), name)
-        return codec.encode(("done", function(body, model)))
-    except ApiError as error:
-        return codec.encode(("refused", type(error).__module__, type(error).__qualname__, vars(error)))
+        try:
+            module, name, model = codec.decode(request)
+            function: Callable[[bytes, Any], object] = getattr(import_module(module), name)
+            return codec.encode(("done", function(body, model)))
+        except ApiError as error:  # a refusal may fail to be put into words as a result may
+            return codec.encode(("refused", type(error).__module__, type(error).__qualname__, vars(error)))
     except Exception as error:
         logger.exception("A request could not be prepared.")
         return codec.encode(("failed", type(error).__name__))

@@ -52,6 +52,12 @@ def refuse(_body: bytes, _model: ServedModel) -> None:
     raise ServiceUnavailable("later", "a_code", retry_after=7)
 
 
+def refuse_with_no_data(_body: bytes, _model: ServedModel) -> None:
+    error = InvalidRequest("no")
+    error.param = object()  # type: ignore[assignment]  # the fault
+    raise error
+
+
 def hang(_body: bytes, _model: ServedModel) -> None:
     time.sleep(60)
 
@@ -145,7 +151,7 @@ async def test_only_large_bodies_go_to_the_other_process(preparer, model):
     assert os.getpid() not in others
 
 
-@pytest.mark.parametrize("function", [fail, be_no_data])
+@pytest.mark.parametrize("function", [fail, be_no_data, refuse_with_no_data])
 async def test_a_fault_of_ours_ends_one_request_only(preparer, model, function):
     before = await preparer.run(process_id, LARGE, model)
     with pytest.raises(RuntimeError, match="its log says more"):
