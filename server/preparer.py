@@ -73,7 +73,8 @@ class _Process:
             send_payload(connection, request)
             send_payload(connection, body)
             return self._receive(connection)
-        except OSError as error:
+        except Exception as error:
+            _hang_up(connection)  # before another can take it, who would read the late answer to this request
             raise ProcessLost from error
         finally:
             self._free.put(connection)  # after a failure nobody is answered any more, and all learn it at once

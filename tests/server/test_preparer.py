@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import queue
 import signal
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,10 @@ from server import preparer as preparer_module
 from server.chat_preparation import prepare_chat
 from server.embedding import prepare_embedding
 from server.errors import ApiError, ContextLengthExceeded, InvalidRequest, ServiceUnavailable
+from server.ipc import send_payload
 from server.messages_preparation import count_message_tokens, prepare_message
 from server.preparation import prepare_completion
-from server.preparer import MAX_SMALL, Preparer
+from server.preparer import MAX_SMALL, Preparer, ProcessLost
 from server.responses_preparation import count_input_tokens, prepare_response
 from server.served_model import ServedModel, longest_token
 from server.tokenization import detokenise_body, tokenise_body
@@ -180,6 +184,22 @@ async def test_a_process_that_is_stuck_is_replaced(smollm2_path, model, monkeypa
     with pytest.raises(ProcessLookupError):
         os.kill(before, 0)
     preparer.stop()
+
+
+def test_a_late_answer_reaches_nobody():
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0.05)
+    process = object.__new__(preparer_module._Process)
+    process._free = queue.SimpleQueue()
+    process._free.put(ours)
+    with pytest.raises(ProcessLost):
+        process.ask(b"of one caller", b"")
+    with suppress(OSError):
+        send_payload(theirs, b"the prompt of that caller")
+    with pytest.raises(ProcessLost):
+        process.ask(b"of another", b"")
+    ours.close()
+    theirs.close()
 
 
 async def test_without_a_process_all_is_prepared_here(model, tmp_path, caplog):
