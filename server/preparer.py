@@ -11,9 +11,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +36,7 @@ _NUM_CONNECTIONS = max(2, min(4, (os.cpu_count() or 1) // 2))  # large requests 
 _ANSWER_SECONDS = 60.0  # for the longest body; a process that needs more is stuck, and is replaced
 _START_SECONDS = 60.0
 _EXIT_SECONDS = 5.0
+_PAUSE_SECONDS = 30.0  # before the next try to replace a process, if one has failed
 
 
 class ProcessLost(Exception):
@@ -46,25 +48,24 @@ class _Process:
 
     def __init__(self, model_path: Path, log_level: str) -> None:
         """Start it, and wait until it has loaded its tokenizer. Raises ProcessLost, or OSError."""
-        pairs = [socket.socketpair() for _ in range(_NUM_CONNECTIONS)]
-        theirs = [their.fileno() for _, their in pairs]
-        self._popen = subprocess.Popen(  # noqa: S603  # our own program, with a path of ours
-            # -P as for the engine: a server.py in the working directory must not run in our package's place.
-            [sys.executable, "-P", "-m", "server.preparer_process", str(model_path), log_level, *map(str, theirs)],
-            pass_fds=theirs,
-            env=engine_environment(),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self._connections = [ours for ours, _ in pairs]
-        for ours, their in pairs:
-            their.close()
-            ours.settimeout(_START_SECONDS)
-            if self._receive(ours) != READY:
-                raise ProcessLost
-            ours.settimeout(_ANSWER_SECONDS)
-            self._free.put(ours)
+        self._connections: list[socket.socket] = []
+        with ExitStack() as if_it_fails:
+            with ExitStack() as handed_over:
+                theirs = []
+                for _ in range(_NUM_CONNECTIONS):
+                    ours, their = socket.socketpair()
+                    self._connections.append(if_it_fails.enter_context(ours))
+                    theirs.append(handed_over.enter_context(their).fileno())
+                self._popen = _started(model_path, log_level, theirs)
+            if_it_fails.callback(self._kill)
+            for connection in self._connections:
+                connection.settimeout(_START_SECONDS)
+                if self._receive(connection) != READY:
+                    raise ProcessLost("it is not ready")
+                connection.settimeout(_ANSWER_SECONDS)
+                self._free.put(connection)
+            if_it_fails.pop_all()
 
     def ask(self, request: bytes, body: bytes) -> bytes:
         """Send a request and wait for its answer. Raises ProcessLost."""
@@ -86,16 +87,19 @@ class _Process:
         try:
             self._popen.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
+            self._kill()
+
+    def _kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
 
     def _receive(self, connection: socket.socket) -> bytes:
         try:
             payload = receive_payload(connection)
         except OSError as error:
-            raise ProcessLost from error
+            raise ProcessLost(str(error)) from error
         if payload is None:
-            raise ProcessLost
+            raise ProcessLost("it ended")
         return payload
 
 
@@ -110,7 +114,9 @@ class Preparer:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "prepare")
         self._waiters = ThreadPoolExecutor(_NUM_CONNECTIONS, "await-preparer")
         self._process: _Process | None = None
-        self._lock = threading.Lock()  # of `_process`
+        self._lock = threading.Lock()  # of `_process` and of when to start it
+        self._has_run = False
+        self._next_start = 0.0  # not before
 
     async def run(
         self, function: Callable[[bytes, ServedModel], Prepared], body: bytes, model: ServedModel
@@ -159,13 +165,19 @@ class Preparer:
                 raise RuntimeError(f"the preparing process answered {other!r}; its log says more")
 
     def _start(self) -> _Process | None:
-        """The process that runs; None where none can be had, which is said in the log once."""
-        if self._process is None and self._model_path is not None:
+        """The process that runs; None where none can be had, which is said in the log once for each try.
+
+        One that never ran is not tried again. One that did is: what is in the way of the next may pass.
+        """
+        if self._process is None and self._model_path is not None and time.monotonic() >= self._next_start:
             try:
                 self._process = _Process(self._model_path, self._log_level)
+                self._has_run = True
             except (ProcessLost, OSError) as error:
                 logger.error("The preparing process does not start (%s): long prompts will hold up others.", error)
-                self._model_path = None
+                self._next_start = time.monotonic() + _PAUSE_SECONDS
+                if not self._has_run:
+                    self._model_path = None
         return self._process
 
     def _replace(self, lost: _Process) -> None:
@@ -178,6 +190,17 @@ class Preparer:
         if self._process is not None:
             self._process.end()
             self._process = None
+
+
+def _started(model_path: Path, log_level: str, descriptors: list[int]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603  # our own program, with a path of ours
+        # -P as for the engine: a server.py in the working directory must not run in our package's place.
+        [sys.executable, "-P", "-m", "server.preparer_process", str(model_path), log_level, *map(str, descriptors)],
+        pass_fds=descriptors,
+        env=engine_environment(),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _has_a_name(function: Callable[..., object]) -> bool:

@@ -1,11 +1,13 @@
 """Large requests are prepared in another process: with the same results as here, and no harm when it is lost."""
 
 import asyncio
+import errno
 import json
 import os
 import queue
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -163,15 +165,26 @@ async def test_a_fault_of_ours_ends_one_request_only(preparer, model, function):
     assert await preparer.run(process_id, LARGE, model) == before
 
 
-async def test_a_process_that_ends_is_replaced(preparer, model, caplog):
+def no_more_files(*_args: object, **_options: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+async def test_a_process_that_ends_is_replaced(preparer, model, caplog, monkeypatch):
     before = await preparer.run(process_id, LARGE, model)
     waiting = [asyncio.create_task(preparer.run(hang, LARGE, model)) for _ in range(preparer_module._NUM_CONNECTIONS)]
     await asyncio.sleep(0.1)
     os.kill(before, signal.SIGKILL)
     for error in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(error, ServiceUnavailable)
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", no_more_files)
+        for _ in range(2):
+            assert await preparer.run(process_id, LARGE, model) == os.getpid()
+    assert await preparer.run(process_id, LARGE, model) == os.getpid()  # not tried for every request
+    monkeypatch.setattr(preparer, "_next_start", 0.0)
     assert await preparer.run(process_id, LARGE, model) not in (before, os.getpid())
-    assert sum("is replaced" in record.getMessage() for record in caplog.records) == 1
+    for said in ("is replaced", "does not start"):
+        assert sum(said in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_a_process_that_is_stuck_is_replaced(smollm2_path, model, monkeypatch):
@@ -200,6 +213,23 @@ def test_a_late_answer_reaches_nobody():
         process.ask(b"of another", b"")
     ours.close()
     theirs.close()
+
+
+def test_a_process_that_is_not_ready_in_time_is_ended(smollm2_path, model, monkeypatch, caplog):
+    started = []
+    popen = subprocess.Popen
+
+    def recorded(*args: object, **options: object) -> object:
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", recorded)
+    monkeypatch.setattr(preparer_module, "_START_SECONDS", 0.05)
+    preparer = Preparer(smollm2_path, model.tokenizer)
+    preparer.start()
+    preparer.stop()
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert "does not start" in caplog.text
 
 
 async def test_without_a_process_all_is_prepared_here(model, tmp_path, caplog):
