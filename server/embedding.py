@@ -44,7 +44,7 @@ class PreparedEmbedding:
 
 
 def prepare_embedding(body: bytes, model: ServedModel) -> PreparedEmbedding:
-    """Read the body of `/v1/embeddings`; runs in a thread. Raises ApiError for what is wrong with it."""
+    """Read the body of `/v1/embeddings`; runs off the event loop. Raises ApiError for what is wrong with it."""
     request = parse_body(EmbeddingRequest, body)
     model.check_name(request.model)
     if request.dimensions not in (None, model.hidden_size):

@@ -1,6 +1,6 @@
 """Texts to tokens and back, for callers who count or look at tokens: no engine takes part.
 
-Pure functions that may take a while: they run in a thread, off the event loop. Knows no HTTP.
+Pure functions that may take a while: they run off the event loop, large ones in another process. Knows no HTTP.
 """
 
 from dataclasses import replace
