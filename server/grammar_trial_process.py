@@ -1,7 +1,8 @@
 """The process that tries grammars out before the engine takes them: one that crashes ends nothing else.
 
 Started by server/grammar_trials.py. It builds the vocabulary once and is copied (forked) for each grammar, so that a
-grammar costs milliseconds and leaves nothing behind. It ends when its connections are closed. Knows no request.
+grammar costs milliseconds and leaves nothing behind. Each connection is served by a copy that ends when it is closed;
+the process itself ends when all of these have. Knows no request.
 """
 
 import os
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,12 @@ _MIB = 1 << 20
 
 TOO_LARGE = "it is too deep or too large"
 TOO_SLOW = "compiling it takes too long"
+FAILS = "compiling it fails"
+BUSY = "the machine is too busy to compile it"
+
+# What a stack that is used up, memory that is refused, or a fault of the library's ends a process with. Any other
+# signal comes from outside.
+_ITS_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGTRAP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     refusal: str | None
     num_bytes: int = 0  # of memory at most, with some 4 MiB that each takes which is not its own
+    is_shortage: bool = False  # it is refused for no fault of its own: another time it may not be
 
 
 def try_out(compiler: GrammarCompiler, wanted: StructuredOutput, limits: TrialLimits) -> Outcome:
@@ -73,8 +82,16 @@ def try_out(compiler: GrammarCompiler, wanted: StructuredOutput, limits: TrialLi
     _, status = os.waitpid(pid, 0)
     if said:
         return msgspec.msgpack.decode(said, type=Outcome)
-    is_slow = not in_time or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF)
-    return Outcome(TOO_SLOW if is_slow else TOO_LARGE)
+    return _outcome_of_end(os.WTERMSIG(status) if in_time and os.WIFSIGNALED(status) else None)
+
+
+def _outcome_of_end(ended_by: int | None) -> Outcome:
+    """Of a copy that said nothing, by the signal that ended it, if one did that is not this process's own."""
+    if ended_by == signal.SIGPROF:
+        return Outcome(TOO_SLOW)
+    if ended_by in _ITS_OWN_SIGNALS:
+        return Outcome(TOO_LARGE)
+    return Outcome(BUSY, is_shortage=True)
 
 
 def _compile_within(limits: TrialLimits, compiler: GrammarCompiler, wanted: StructuredOutput) -> Outcome:
@@ -91,8 +108,10 @@ def _compile_within(limits: TrialLimits, compiler: GrammarCompiler, wanted: Stru
             compiler.compile(wanted)
         except GrammarError as error:
             refusals.append(str(error))
-        except MemoryError:
+        except (MemoryError, RecursionError):
             refusals.append(TOO_LARGE)
+        except BaseException:  # a panic of the library's is no Exception
+            refusals.append(FAILS)
 
     before = _peak_bytes()
     threading.stack_size(STACK_BYTES)
@@ -115,8 +134,9 @@ def _peak_bytes() -> int:
 
 def _serve(connection: socket.socket, compiler: GrammarCompiler, limits: TrialLimits) -> None:
     codec = MessageCodec(StructuredOutput)
-    while isinstance(wanted := codec.receive(connection), StructuredOutput):
-        connection.sendall(codec.encode(try_out(compiler, wanted, limits)))
+    with suppress(ConnectionError):  # the engine has gone during a trial
+        while isinstance(wanted := codec.receive(connection), StructuredOutput):
+            connection.sendall(codec.encode(try_out(compiler, wanted, limits)))
 
 
 def main() -> None:

@@ -5,7 +5,9 @@ Keeps what has become of each for a while, since the same grammars come again an
 
 import hashlib
 import logging
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +28,7 @@ logger = logging.getLogger("octavo.grammar")
 
 NUM_AT_ONCE = 4  # so that some that take long do not keep the others waiting
 _START_SECONDS = 60.0  # until it has built the vocabulary, on a busy machine
+_END_SECONDS = 3.0  # before it is killed; the edge gives the engine 5 s in all
 _MAX_REMEMBERED = 4096  # some 200 bytes each
 
 
@@ -60,24 +63,36 @@ class _Process:
     def ask(self, wanted: StructuredOutput) -> Outcome:
         """Have a grammar tried out. Raises TrialLost."""
         connection = self._free.get()
+        outcome = None
         try:
             connection.sendall(self._codec.encode(wanted))
             outcome = self._codec.receive(connection)
         except OSError as error:
             raise TrialLost from error
         finally:
+            if outcome is None:
+                _shut_down(connection)  # or a late answer would be taken for that to the next grammar
             self._free.put(connection)  # after a failure nobody is answered any more, and all learn it at once
         if not isinstance(outcome, Outcome):
             raise TrialLost
         return outcome
 
     def end(self) -> None:
-        """Close the connections, and do not wait for what is at the other end."""
+        """Close the connections, which ends the process and its copies; kill them if they do not go."""
         for connection in self._connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer in another thread is woken
-        self._popen.kill()
-        self._popen.wait()
+            _shut_down(connection)  # whoever waits for an answer in another thread is woken
+        try:
+            self._popen.wait(_END_SECONDS)  # it waits for its copies, which would be left to nobody otherwise
+        except subprocess.TimeoutExpired:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+        for connection in self._connections:
+            connection.close()
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with suppress(OSError):  # it is already, or the other end is gone
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class GrammarTrials:
@@ -117,11 +132,18 @@ class GrammarTrials:
     def _settle(self, key: bytes, outcome: Future[Outcome], wanted: StructuredOutput) -> None:
         """Try a grammar out for all that ask for it; a failure that is none of its own is not remembered."""
         try:
-            outcome.set_result(self._ask(wanted))
-        except Exception as error:
-            with self._lock:
-                self._outcomes.pop(key, None)
+            result = self._ask(wanted)
+        except BaseException as error:  # whoever waits for it must hear of it
+            self._forget(key)
             outcome.set_exception(error)
+        else:
+            if result.is_shortage:
+                self._forget(key)
+            outcome.set_result(result)
+
+    def _forget(self, key: bytes) -> None:
+        with self._lock:
+            self._outcomes.pop(key, None)
 
     def _ask(self, wanted: StructuredOutput) -> Outcome:
         """Once more where the process was lost: it may have been another grammar's doing, or nobody's."""
@@ -143,8 +165,8 @@ class GrammarTrials:
             if self._process is not lost:
                 return  # another thread has done it, or it was closed
             logger.error("The process that tries grammars out ended or did not answer, and is replaced.")
-            lost.end()
             self._process = _Process(self._setup)
+        lost.end()  # may take a while, and nobody else has to wait for it
 
 
 def _key(wanted: StructuredOutput) -> bytes:

@@ -278,6 +278,8 @@ class Trials:
     """In place of GrammarTrials: starts no process, refuses what it is told to, and finds all of one size."""
 
     num_bytes = 0
+    is_shortage = False
+    is_closed = False
 
     def __init__(self, refuse: Callable[[StructuredOutput], str | None] = lambda wanted: None) -> None:
         self._refuse = refuse
@@ -286,4 +288,7 @@ class Trials:
         return self
 
     def try_out(self, wanted: StructuredOutput) -> Outcome:
-        return Outcome(self._refuse(wanted), self.num_bytes)
+        return Outcome(self._refuse(wanted), self.num_bytes, self.is_shortage)
+
+    def close(self) -> None:
+        self.is_closed = True

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from scheduler.sampling_params import StructuredOutput
+from server import grammar_trial_process, grammar_trials
 from server.grammar_compilation import GrammarCompilation
-from server.grammar_trial_process import TOO_LARGE, TOO_SLOW, TrialLimits
+from server.grammar_trial_process import BUSY, FAILS, TOO_LARGE, TOO_SLOW, Outcome, TrialLimits, try_out
 from server.grammar_trials import NUM_AT_ONCE, GrammarTrials, TrialLost
+from server.ipc import MessageCodec
 from tests.server.doubles import bytes_vocabulary
 
 LIMITS = TrialLimits(cpu_seconds=0.5)
@@ -98,17 +101,58 @@ def test_a_refusal_by_the_library_keeps_its_words(trials):
         (TrialLimits(kept_bytes=10 << 20), multiple(99991), TOO_LARGE),
         (TrialLimits(address_bytes=16 << 20), schema({"const": "lorem ipsum " * 6000}), TOO_LARGE),
         (TrialLimits(cpu_seconds=0.1), intersection(0), TOO_SLOW),
-        (TrialLimits(wall_seconds=0.1), intersection(0), TOO_SLOW),
+        (TrialLimits(wall_seconds=0.1), intersection(0), BUSY),
     ],
     ids=["kept", "address", "cpu", "wall"],
 )
 def test_each_limit_holds(limits, wanted, refusal):
     trials = GrammarTrials(bytes_vocabulary(), 256, limits)
     try:
-        assert trials.try_out(wanted).refusal == refusal
+        outcome = trials.try_out(wanted)
+        assert (outcome.refusal, outcome.is_shortage) == (refusal, refusal == BUSY)
+        assert bool(trials._outcomes) == (refusal != BUSY)  # what is not its own doing is not remembered
         assert trials.try_out(DIGITS).refusal is None
     finally:
         trials.close()
+
+
+class Stub:
+    """A compiler to which something happens in the copy of this process that it is tried out in."""
+
+    def __init__(self, happen):
+        self.compile = lambda wanted: happen()
+
+
+def panic():
+    raise type("Panic", (BaseException,), {})
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("happen", "outcome"),
+    [
+        (panic, Outcome(FAILS)),
+        (lambda: fail(KeyError()), Outcome(FAILS)),
+        (lambda: fail(RecursionError()), Outcome(TOO_LARGE)),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), Outcome(BUSY, is_shortage=True)),
+        (lambda: os._exit(0), Outcome(BUSY, is_shortage=True)),
+    ],
+    ids=["panic", "error", "recursion", "killed", "silent"],
+)
+def test_whatever_happens_on_trial_is_no_pass(happen, outcome):
+    assert try_out(Stub(happen), DIGITS, TrialLimits()) == outcome
+
+
+def test_a_worker_whose_engine_goes_during_a_trial_ends_in_peace(monkeypatch):
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(grammar_trial_process, "try_out", lambda *_: ours.close() or Outcome(None))
+    ours.sendall(MessageCodec(None).encode(DIGITS))
+    with theirs:
+        grammar_trial_process._serve(theirs, None, LIMITS)
 
 
 def test_what_has_become_of_a_grammar_is_remembered_for_all_who_ask_for_the_same(trials, monkeypatch):
@@ -151,15 +195,35 @@ def test_a_process_that_is_gone_is_replaced_and_one_that_is_closed_is_not():
     second = trials._process._popen.pid
     assert second != first
     workers = children_of(second)
+    process = trials._process
     trials.close()
-    for _ in range(200):
-        if not any(Path(f"/proc/{worker}").exists() for worker in workers):
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("a process is left behind")
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert {connection.fileno() for connection in process._connections} == {-1}
     with pytest.raises(TrialLost):
         trials.try_out(StructuredOutput("regex", "b"))
+
+
+def test_an_answer_that_comes_late_is_taken_for_no_other_and_what_hangs_is_killed(monkeypatch):
+    monkeypatch.setattr(grammar_trials, "_END_SECONDS", 0.2)
+    trials = GrammarTrials(bytes_vocabulary(), 256)
+    trials.try_out(DIGITS)
+    process = trials._process
+    workers = children_of(process._popen.pid)
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    for connection in process._connections:
+        connection.settimeout(0.05)
+    for _ in workers:
+        with pytest.raises(TrialLost):
+            process.ask(StructuredOutput("regex", "("))
+    os.kill(workers[0], signal.SIGCONT)
+    for connection in process._connections:
+        connection.settimeout(5)
+    for _ in workers:
+        with pytest.raises(TrialLost):
+            process.ask(DIGITS)
+    trials.close()
+    assert process._popen.returncode == -signal.SIGKILL
 
 
 def test_requests_for_harmful_grammars_are_refused_while_others_are_served(trials):
