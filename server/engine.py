@@ -117,13 +117,18 @@ class Engine:
                 self._scheduler.provide_grammar(compiled.request_id, compiled.state)
             else:
                 self._scheduler.abort(compiled.request_id)
-        return [Rejected(c.request_id, c.message, c.param) for c in finished if c.state is None]
+        return [Rejected(c.request_id, c.message, c.param, c.is_shortage) for c in finished if c.state is None]
 
     def abort(self, request_id: str, index: int | None) -> None:
         """End a request or one of its sequences, in whatever state."""
         if self._grammars is not None and index is None:
             self._grammars.give_up(request_id)
         self._scheduler.abort(request_id, index)
+
+    def close(self) -> None:
+        """End what runs beside the engine. Nothing is asked of it any more."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def step(self) -> list[SequenceUpdate]:
         """Schedule, launch, update.

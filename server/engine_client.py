@@ -45,7 +45,7 @@ class EngineRefusedSettings(EngineStartError):
 
 
 class EngineUnavailable(RuntimeError):
-    """No request is taken now: the engine is down or starting, or the server drains."""
+    """Not now: the engine is down or starting, the server drains, or the engine lacks what the request takes."""
 
 
 class EngineDied(RuntimeError):
@@ -109,7 +109,7 @@ class UpdateStream:
         self._queue, self._position = queue, position
 
     async def __aiter__(self) -> AsyncIterator[SequenceUpdate]:
-        """Yield updates as they come. Raises EngineDied or RequestRejected."""
+        """Yield updates as they come. Raises EngineDied, EngineUnavailable or RequestRejected."""
         while (item := (await self._queue.get())[1]) is not None:
             if isinstance(item, Exception):
                 raise item
@@ -308,7 +308,7 @@ class EngineClient:
                         self._deliver(update)
                 case Rejected():
                     if message.request_id in self._streams:
-                        self._streams[message.request_id].fail(RequestRejected(message.message, message.param))
+                        self._streams[message.request_id].fail(_as_error(message))
                         self._forget(message.request_id)
 
     async def _next_message(self) -> object | None:
@@ -360,6 +360,12 @@ class EngineClient:
     def _exit_status(self) -> str:
         code = self._process.returncode if self._process is not None else None
         return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+
+
+def _as_error(rejected: Rejected) -> Exception:
+    if rejected.is_shortage:
+        return EngineUnavailable(rejected.message)
+    return RequestRejected(rejected.message, rejected.param)
 
 
 async def _spawn(connection: socket.socket) -> asyncio.subprocess.Process:

@@ -107,13 +107,14 @@ class Inbox:
 
 
 def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
-    """Step while there is work, wait for messages while there is none, until the edge is gone."""
+    """Step while there is work, else wait for messages; close the engine when the edge is gone."""
     last_sent = time.monotonic()
     checked = True
     while True:
         try:
             _take_messages(engine, inbox, outbox)
         except ConnectionError:
+            engine.close()
             return
         for rejected in engine.take_grammars():
             outbox.send(rejected)

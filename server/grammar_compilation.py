@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from scheduler.grammar import GrammarCompiler, GrammarError, GrammarState, Vocabulary
 from scheduler.sampling_params import StructuredOutput
 from server.grammar_trial_process import STACK_BYTES
-from server.grammar_trials import NUM_AT_ONCE, GrammarTrials
+from server.grammar_trials import NUM_AT_ONCE, GrammarTrials, TrialLost
 from server.tokenizer import TokenizerError
 
 logger = logging.getLogger("octavo.grammar")
@@ -36,6 +36,15 @@ class CompiledGrammar:
     state: GrammarState | None = None
     message: str = ""
     param: str | None = None
+    is_shortage: bool = False  # there may be one another time
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why there is no grammar, without a full stop."""
+
+    reason: str
+    is_shortage: bool
 
 
 class _LargeGrammars:
@@ -101,11 +110,11 @@ class GrammarCompilation:
         self._start_trials = start_trials
         self._open: dict[str, _Compilation] = {}
         self._to_do: queue.SimpleQueue[_Compilation] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[_Compilation, GrammarState | str]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[_Compilation, GrammarState | _Failure]] = queue.SimpleQueue()
+        self._start_lock = threading.Lock()  # of these two
         self._compiler: GrammarCompiler | None = None
         self._trials: GrammarTrials | None = None
         self._large = _LargeGrammars()
-        self._start_lock = threading.Lock()  # of these two
         self._threads: list[threading.Thread] = []
 
     def request(self, request_id: str, wanted: StructuredOutput) -> None:
@@ -133,6 +142,12 @@ class GrammarCompilation:
                 del self._open[compilation.request_id]
                 finished.append(_finished(compilation, outcome))
 
+    def close(self) -> None:
+        """End the process beside, if there is one; what is being compiled comes to nothing."""
+        trials = self._trials  # one that is only being started ends with this process
+        if trials is not None:
+            trials.close()
+
     def _give_up_late_ones(self) -> list[CompiledGrammar]:
         too_early = time.monotonic() - MAX_SECONDS
         late = [compilation for compilation in self._open.values() if compilation.asked < too_early]
@@ -141,9 +156,12 @@ class GrammarCompilation:
         return [
             _finished(
                 compilation,
-                f"it takes more than {MAX_SECONDS:.0f} s to compile"
-                if compilation.has_begun
-                else f"its turn to be compiled has not come in {MAX_SECONDS:.0f} s, since too many others are",
+                # A grammar that is slow itself is found out on trial, long before.
+                _shortage(
+                    f"it takes more than {MAX_SECONDS:.0f} s"
+                    if compilation.has_begun
+                    else f"its turn has not come in {MAX_SECONDS:.0f} s, since too many others are"
+                ),
             )
             for compilation in late
         ]
@@ -165,27 +183,30 @@ class GrammarCompilation:
             del compilation  # and what it came to, while waiting for the next one
             self._on_done()
 
-    def _compile(self, wanted: StructuredOutput) -> GrammarState | str:
+    def _compile(self, wanted: StructuredOutput) -> GrammarState | _Failure:
         """The beginning of a grammar, or why there is none."""
         try:
             compiler, trials = self._started()
             outcome = trials.try_out(wanted)
             if outcome.refusal is not None:
-                return outcome.refusal
+                return _Failure(outcome.refusal, outcome.is_shortage)
             lease = self._large.lease(outcome.num_bytes)
             if lease is None:
-                return "it is large, and others that are have taken the memory for such grammars"
+                return _shortage("it is large, and others that are have taken the memory for such grammars")
             state = compiler.compile(wanted)
             state.lease = lease
             return state
         except GrammarError as error:
-            return str(error)
+            return _Failure(str(error), is_shortage=False)
         except TokenizerError as error:
             logger.error("No grammar can be followed: %s", error)
-            return "the model's vocabulary cannot be read"
-        except Exception:  # one bad grammar ends no thread, and no request waits for ever
+            return _shortage("the model's vocabulary cannot be read")
+        except (TrialLost, OSError) as error:
+            logger.error("A grammar could not be tried out: %r", error)
+            return _shortage("it could not be tried out")
+        except BaseException:  # a panic of the library's is no Exception. No thread ends, and no request waits for ever
             logger.exception("A grammar could not be compiled.")
-            return "compiling it failed"
+            return _shortage("compiling it failed")
 
     def _started(self) -> tuple[GrammarCompiler, GrammarTrials]:
         with self._start_lock:
@@ -197,8 +218,17 @@ class GrammarCompilation:
             return self._compiler, self._trials
 
 
-def _finished(compilation: _Compilation, outcome: GrammarState | str) -> CompiledGrammar:
+def _shortage(reason: str) -> _Failure:
+    return _Failure(reason, is_shortage=True)
+
+
+def _finished(compilation: _Compilation, outcome: GrammarState | _Failure) -> CompiledGrammar:
     if isinstance(outcome, GrammarState):
         return CompiledGrammar(compilation.request_id, outcome)
+    if outcome.is_shortage:  # and no field is at fault
+        message = f"The request's grammar cannot be compiled now: {outcome.reason}. Send it again later."
+        return CompiledGrammar(compilation.request_id, message=message, is_shortage=True)
     param = compilation.wanted.param
-    return CompiledGrammar(compilation.request_id, message=f"{param} cannot be followed: {outcome}.", param=param)
+    return CompiledGrammar(
+        compilation.request_id, message=f"{param} cannot be followed: {outcome.reason}.", param=param
+    )

@@ -59,6 +59,7 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     request_id: str
     message: str
     param: str | None = None
+    is_shortage: bool = False  # nothing is wrong with it: sent again later, it may be taken
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True):

@@ -96,6 +96,7 @@ class FakeEngine:
         self.bursts = bursts  # all updates at once, before anyone can react to the first
         self.dies_after: int | None = None  # updates
         self.rejects: str | None = None  # the message
+        self.lacks: str | None = None  # the message of a refusal that is not the request's fault
         self.failure: SequenceFailure | None = None  # in place of the last update of each sequence
         self.logprob_of: Callable[[int], float] = lambda _token_id: -0.5
         self.num_cached_tokens = 0  # of each prompt
@@ -189,6 +190,9 @@ class FakeEngine:
         await asyncio.sleep(self.step_seconds)
         if self.rejects is not None:
             self._fail(message.request_id, RequestRejected(self.rejects, "max_tokens"))
+            return
+        if self.lacks is not None:
+            self._fail(message.request_id, EngineUnavailable(self.lacks))
             return
         self.counts.prompt += len(message.prompt_token_ids)
         for start in range(1, len(message.prompt_token_ids), 3) if params.prompt_logprobs is not None else ():

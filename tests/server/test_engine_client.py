@@ -11,7 +11,8 @@ from scheduler.sampling_params import SamplingParams
 from server import engine_client
 from server.config import EngineConfig
 from server.engine_client import EngineClient, EngineDied, EngineStartError, EngineUnavailable, RequestRejected
-from server.messages import Submit
+from server.ipc import MessageCodec
+from server.messages import Rejected, Submit
 from tests.models.tiny_models import build, save
 
 
@@ -99,6 +100,13 @@ async def test_a_request_that_cannot_fit_is_rejected_with_its_field(client):
         await tokens_of(submit(client, max_tokens=100_000))
     assert rejected.value.param == "max_tokens"
     assert await tokens_of(submit(client))
+
+
+async def test_a_request_that_is_rejected_for_a_shortage_may_be_sent_again(client):
+    stream = submit(client, max_tokens=200)
+    client._reader.feed_data(MessageCodec(None).encode(Rejected("a", "No memory.", is_shortage=True)))
+    with pytest.raises(EngineUnavailable, match="No memory"):
+        await tokens_of(stream)
 
 
 async def test_a_killed_engine_fails_open_requests_at_once_and_comes_back(client):

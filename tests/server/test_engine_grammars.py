@@ -23,12 +23,12 @@ OBJECT = StructuredOutput("json_object")
 CHOICE = StructuredOutput("choice", '["abc", "x"]')
 
 
-def build(on_grammar=lambda: None, load=fake_vocabulary, **settings):
+def build(on_grammar=lambda: None, load=fake_vocabulary, trials=None, **settings):
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64), BlockManager(12, 4)
     )
     info = EngineInfo(64, 12, 4, VOCAB_SIZE, "fake", "cpu", "float32", 0.0, 0)
-    grammars = GrammarCompilation(load, VOCAB_SIZE, on_grammar, Trials())
+    grammars = GrammarCompilation(load, VOCAB_SIZE, on_grammar, trials or Trials())
     return Engine(scheduler, FakeRunner(4, 4), info, grammars=grammars, **settings)
 
 
@@ -42,7 +42,8 @@ class Edge:
     def __init__(self, engine_settings=None):
         self.inbox = Inbox.__new__(Inbox)
         self.inbox._messages = queue.SimpleQueue()
-        self.engine = build(self.inbox.wake, **(engine_settings or {}))
+        self.trials = Trials()
+        self.engine = build(self.inbox.wake, trials=self.trials, **(engine_settings or {}))
         self.tokens, self.rejected, self.ended = {}, {}, set()
         self.expected = set()
 
@@ -107,8 +108,18 @@ def test_what_cannot_be_compiled_is_rejected_and_the_others_run_on():
     edge.run()
     assert edge.rejected.keys() == {"bad"}
     assert edge.rejected["bad"].param == "guided_regex"
+    assert not edge.rejected["bad"].is_shortage
+    assert edge.trials.is_closed
     assert edge.tokens["good"] == expected_tokens([1], params(CHOICE), 0, frozenset())
     assert edge.engine.stats.num_waiting == 0
+
+
+def test_a_shortage_is_rejected_as_one():
+    edge = Edge()
+    edge.trials._refuse, edge.trials.is_shortage = (lambda wanted: "busy"), True
+    edge.submit("a", [1], params(CHOICE))
+    edge.run()
+    assert (edge.rejected["a"].is_shortage, edge.rejected["a"].param) == (True, None)
 
 
 def test_an_abort_while_the_grammar_is_made_ends_the_request():

@@ -307,13 +307,16 @@ async def test_engine_refusal_is_the_callers_error(streamed):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_engine_that_is_down_asks_to_come_again(streamed):
+@pytest.mark.parametrize("state", ["down", "lacking"])
+async def test_engine_that_is_down_or_lacks_something_asks_to_come_again(streamed, state):
     engine = FakeEngine()
-    engine.is_down = True
+    engine.is_down = state == "down"
+    engine.lacks = "No memory for the grammar." if state == "lacking" else None
     response = await post(COMPLETIONS, json.dumps({"prompt": "a", "stream": streamed}).encode(), engine)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
-    assert response.json()["error"]["type"] == "service_unavailable"
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("service_unavailable", None)
 
 
 @pytest.mark.parametrize("state", ["loading", "draining"])

@@ -14,7 +14,7 @@ from scheduler.grammar import GrammarCompiler, GrammarError, GrammarState
 from scheduler.sampling_params import StructuredOutput
 from server import grammar_compilation
 from server.grammar_compilation import GrammarCompilation
-from server.grammar_trials import NUM_AT_ONCE
+from server.grammar_trials import NUM_AT_ONCE, TrialLost
 from server.tokenizer import TokenizerError
 from tests.server.doubles import Trials, bytes_vocabulary
 
@@ -92,7 +92,12 @@ def test_a_grammar_that_was_refused_on_trial_is_not_compiled(monkeypatch):
     finished = bench.finish(2)
     assert finished["a"].state is not None
     assert finished["b"].message == "guided_regex cannot be followed: it is too large."
+    assert not finished["b"].is_shortage
     assert bench.compiled == ["a"]
+    bench.trials.is_shortage = True
+    bench.compilation.request("b", StructuredOutput("regex", "b", param="guided_regex"))
+    busy = bench.finish()["b"]
+    assert (busy.is_shortage, busy.param) == (True, None)
 
 
 def test_a_grammar_that_cannot_be_compiled_is_refused_to_each_by_its_own_field(monkeypatch):
@@ -108,15 +113,23 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_to_each_by_its_own_field(m
     assert bench.finish()["good"].state is not None
 
 
-def test_whatever_goes_wrong_in_a_thread_ends_the_request_and_not_the_thread(monkeypatch):
-    def before(wanted):
-        if wanted.value == "bad":
-            raise RuntimeError("not foreseen")
+class Panic(BaseException):
+    """As the library's binding raises it."""
 
-    bench = Bench(monkeypatch, before=before)
+
+@pytest.mark.parametrize("place", ["refuse", "before"])  # on trial, and while compiling
+@pytest.mark.parametrize("error", [RuntimeError("not foreseen"), Panic(), MemoryError(), TrialLost(), OSError()])
+def test_whatever_goes_wrong_in_a_thread_ends_the_request_and_not_the_thread(monkeypatch, place, error):
+    def fail(wanted):
+        if wanted.value == "bad":
+            raise error
+
+    bench = Bench(monkeypatch, **{place: fail})
     for number in range(NUM_AT_ONCE + 1):  # more than there are threads
         bench.compilation.request(f"bad {number}", StructuredOutput("regex", "bad"))
-        assert "compiling it failed" in bench.finish()[f"bad {number}"].message
+        finished = bench.finish()[f"bad {number}"]
+        assert (finished.is_shortage, finished.param) == (True, None)
+        assert "Send it again later" in finished.message
     bench.compilation.request("good", DIGITS)
     assert bench.finish()["good"].state is not None
 
@@ -129,7 +142,7 @@ def test_the_memory_of_large_grammars_is_bounded_and_comes_back_with_the_last_fo
         bench.trials.num_bytes = num_mib << 20
         bench.compilation.request("a", DIGITS)
         [finished] = bench.finish().values()
-        assert (finished.state is None) == ("taken the memory" in finished.message)
+        assert (finished.state is None) == ("taken the memory" in finished.message) == finished.is_shortage
         return finished.state
 
     kept = [state_of(10), state_of(10)]
@@ -159,7 +172,7 @@ def test_one_that_takes_too_long_is_given_up_and_holds_up_no_other(monkeypatch, 
     assert bench.finish()["other"].state is not None
     monkeypatch.setattr(grammar_compilation, "MAX_SECONDS", 0.0)
     [given_up] = bench.compilation.take_finished()
-    assert (given_up.request_id, given_up.param) == ("slow", "guided_regex")
+    assert (given_up.request_id, given_up.param, given_up.is_shortage) == ("slow", None, True)
     assert "it takes more than" in given_up.message
     go_on.set()
     bench.wait()  # it ends after all, and nobody hears of it
@@ -177,7 +190,8 @@ def test_waiting_for_a_turn_has_an_end_of_its_own(monkeypatch):
     monkeypatch.setattr(grammar_compilation, "MAX_SECONDS", 0.0)
     given_up = {grammar.request_id: grammar for grammar in bench.compilation.take_finished()}
     assert len(given_up) == NUM_AT_ONCE + 1
-    assert "its turn to be compiled has not come" in given_up["waits"].message
+    assert "its turn has not come" in given_up["waits"].message
+    assert given_up["waits"].is_shortage
     go_on.set()
     bench.wait(NUM_AT_ONCE)
     monkeypatch.undo()
@@ -219,7 +233,9 @@ def test_a_vocabulary_that_cannot_be_read_fails_the_request(monkeypatch):
 
     bench = Bench(monkeypatch, load=load)
     bench.compilation.request("a", DIGITS)
-    assert "vocabulary cannot be read" in bench.finish()["a"].message
+    finished = bench.finish()["a"]
+    assert "vocabulary cannot be read" in finished.message
+    assert finished.is_shortage
 
 
 def test_the_library_lets_other_threads_run_while_it_compiles():

@@ -143,6 +143,10 @@ async def test_statuses_and_types_of_errors():
     assert (down.status_code, down.json()["error"]["type"]) == (529, "overloaded_error")
     assert down.headers["retry-after"] == "1"
     engine.is_down = False
+    engine.lacks = "No memory for the grammar."
+    lacking = await post(engine)
+    assert (lacking.status_code, lacking.json()["error"]["type"]) == (529, "overloaded_error")
+    assert lacking.headers["retry-after"] == "1"
     engine.submit = broken  # type: ignore[method-assign]
     failed = await post(engine)
     assert (failed.status_code, failed.json()["error"]["type"]) == (500, "api_error")
