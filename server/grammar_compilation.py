@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ logger = logging.getLogger("octavo.grammar")
 MAX_SECONDS = 60.0  # until a grammar is there, with all of the waiting
 _SMALL_BYTES = 8 << 20  # grammars that take no more are not counted: people's own do not
 _LARGE_BYTES = 1 << 30  # that all the others may take at once, of requests that wait as well as of those that run
+_MAX_OF_ONE = NUM_AT_ONCE // 2  # at once, of a request of many prompts: some threads are left to others
 _STACK_BYTES = 8 * STACK_BYTES  # of memory that is only taken if it is used
 
 Trials = Callable[[Vocabulary, int], GrammarTrials]
@@ -85,6 +87,55 @@ class _Compilation:
     has_begun: bool = False
     is_given_up: bool = False  # nobody waits for it any more
 
+    @property
+    def source(self) -> str:
+        """The same for all prompts of a request: the engine knows them as A-0, A-1 and so on."""
+        return self.request_id.rpartition("-")[0] or self.request_id
+
+
+class _Turns:
+    """What is to be compiled. The sources take turns, so that nobody waits for all the prompts of somebody else."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[_Compilation]] = OrderedDict()  # the source whose turn it is stands first
+        self._num_running: Counter[str] = Counter()
+        self._changed = threading.Condition()
+
+    def put(self, compilation: _Compilation) -> None:
+        with self._changed:
+            self._waiting.setdefault(compilation.source, deque()).append(compilation)
+            self._changed.notify()
+
+    def take(self) -> _Compilation:
+        """Wait for the next one. `end` must follow."""
+        with self._changed:
+            while (compilation := self._next()) is None:
+                self._changed.wait()
+            self._num_running[compilation.source] += 1
+            return compilation
+
+    def end(self, compilation: _Compilation) -> None:
+        """It runs no longer."""
+        with self._changed:
+            self._num_running[compilation.source] -= 1
+            self._num_running += Counter()  # leaves out those of whom none runs
+            self._changed.notify()
+
+    def _next(self) -> _Compilation | None:
+        for source, waiting in list(self._waiting.items()):
+            while waiting and waiting[0].is_given_up:
+                waiting.popleft()
+            if waiting and self._num_running[source] >= _MAX_OF_ONE:
+                continue
+            compilation = waiting.popleft() if waiting else None
+            if waiting:
+                self._waiting.move_to_end(source)
+            else:
+                del self._waiting[source]
+            if compilation is not None:
+                return compilation
+        return None
+
 
 class GrammarCompilation:
     """The grammars of an engine. One thread, that of the step loop, calls its methods."""
@@ -109,7 +160,7 @@ class GrammarCompilation:
         self._on_done = on_done
         self._start_trials = start_trials
         self._open: dict[str, _Compilation] = {}
-        self._to_do: queue.SimpleQueue[_Compilation] = queue.SimpleQueue()
+        self._turns = _Turns()
         self._done: queue.SimpleQueue[tuple[_Compilation, GrammarState | _Failure]] = queue.SimpleQueue()
         self._start_lock = threading.Lock()  # of these two
         self._compiler: GrammarCompiler | None = None
@@ -120,7 +171,7 @@ class GrammarCompilation:
     def request(self, request_id: str, wanted: StructuredOutput) -> None:
         """Ask for a request's grammar. It comes with `take_finished`."""
         compilation = self._open[request_id] = _Compilation(request_id, wanted, time.monotonic())
-        self._to_do.put(compilation)
+        self._turns.put(compilation)
         if len(self._threads) < NUM_AT_ONCE:
             self._start_thread()
 
@@ -175,11 +226,10 @@ class GrammarCompilation:
 
     def _work(self) -> None:
         while True:
-            compilation = self._to_do.get()
-            if compilation.is_given_up:
-                continue
+            compilation = self._turns.take()
             compilation.has_begun = True
             self._done.put((compilation, self._compile(compilation.wanted)))
+            self._turns.end(compilation)
             del compilation  # and what it came to, while waiting for the next one
             self._on_done()
 

@@ -200,6 +200,21 @@ def test_waiting_for_a_turn_has_an_end_of_its_own(monkeypatch):
     assert "waits" not in bench.compiled  # nor is it compiled for nobody
 
 
+def test_the_prompts_of_one_request_do_not_keep_the_others_waiting(monkeypatch):
+    go_on = threading.Event()
+    bench = Bench(monkeypatch, before=lambda wanted: wanted.value == "slow" and go_on.wait(20))
+    for number in range(3 * NUM_AT_ONCE):
+        bench.compilation.request(f"many-{number}", StructuredOutput("regex", "slow"))
+    for name in ("few-0", "few-1"):
+        bench.compilation.request(name, DIGITS)
+    assert bench.finish(2).keys() == {"few-0", "few-1"}
+    bench.compilation.give_up("many-5")
+    go_on.set()
+    finished = bench.finish(3 * NUM_AT_ONCE - 1)
+    assert len(finished) == 3 * NUM_AT_ONCE - 1
+    assert "many-5" not in finished
+
+
 def test_what_nobody_waits_for_is_not_kept(monkeypatch):
     states = weakref.WeakSet()
 
