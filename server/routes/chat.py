@@ -35,22 +35,11 @@ from server.protocol.shaping import (
     timings,
     usage,
 )
-from server.routes.generating import DONE, Head, answer, chunk_event
+from server.routes.generating import DONE, Head, Route, answer, chunk_event
 from server.routes.openapi import body_of
 from server.scored_tokens import ScoredToken
 
 router = APIRouter(tags=["generation"])
-
-
-class ChatRoute:
-    """Conversations."""
-
-    id_prefix = "chatcmpl-"
-    prepare = staticmethod(prepare_chat)
-
-    def writer(self, request: PreparedRequest, head: Head) -> "ChatWriter":
-        """For the answer to one request."""
-        return ChatWriter(request, head)
 
 
 class ChatWriter:
@@ -175,7 +164,10 @@ def _tool_call_pieces(events: Sequence[ChatEvent]) -> list[ChatToolCall]:
     ]
 
 
+ROUTE = Route("chatcmpl-", prepare_chat, ChatWriter)
+
+
 @router.post("/v1/chat/completions", openapi_extra=body_of(ChatCompletionRequest))
 async def create_chat_completion(request: Request, edge: CurrentEdge) -> Response:
     """Continue a conversation."""
-    return await answer(request, edge, ChatRoute())
+    return await answer(request, edge, ROUTE)

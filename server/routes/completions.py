@@ -21,21 +21,10 @@ from server.protocol.shaping import (
     timings,
     usage,
 )
-from server.routes.generating import DONE, Head, answer, chunk_event
+from server.routes.generating import DONE, Head, Route, answer, chunk_event
 from server.routes.openapi import body_of
 
 router = APIRouter(tags=["generation"])
-
-
-class CompletionsRoute:
-    """Whole answers and chunks have the same form here."""
-
-    id_prefix = "cmpl-"
-    prepare = staticmethod(prepare_completion)
-
-    def writer(self, request: PreparedRequest, head: Head) -> "CompletionWriter":
-        """For the answer to one request."""
-        return CompletionWriter(request, head)
 
 
 class CompletionWriter:
@@ -113,7 +102,10 @@ class CompletionWriter:
         )
 
 
+ROUTE = Route("cmpl-", prepare_completion, CompletionWriter)
+
+
 @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
 async def create_completion(request: Request, edge: CurrentEdge) -> Response:
     """Continue a text."""
-    return await answer(request, edge, CompletionsRoute())
+    return await answer(request, edge, ROUTE)

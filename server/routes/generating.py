@@ -8,8 +8,9 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -33,6 +34,9 @@ TRUNCATED_TOKENS_HEADER = "x-octavo-truncated-prompt-tokens"
 _OBFUSCATED_SIZE = 64  # bytes: the chunks of most tokens come out equally large
 _EMPTY_OBFUSCATION = ',"obfuscation":""'
 DONE = server_sent_event(b"[DONE]")  # ends the streams of completions and chat
+
+
+Prepared = TypeVar("Prepared", bound=PreparedRequest)
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -64,19 +68,13 @@ class AnswerWriter(Protocol):
         ...
 
 
-class Route(Protocol):
+@dataclass(frozen=True, slots=True)
+class Route(Generic[Prepared]):
     """One generating endpoint."""
 
     id_prefix: str
-
-    @property
-    def prepare(self) -> Callable[[bytes, ServedModel], PreparedRequest]:
-        """Reads the body: a function of its own module, which may run in another process. Raises ApiError."""
-        ...
-
-    def writer(self, request: PreparedRequest, head: Head) -> AnswerWriter:
-        """For the answer to one request."""
-        ...
+    prepare: Callable[[bytes, ServedModel], Prepared]  # a function of its module: it may run in another process
+    writer: Callable[[Prepared, Head], AnswerWriter]  # for the answer to one request
 
 
 def chunk_event(chunk: msgspec.Struct, name: str | None = None, *, obfuscate: bool = False) -> bytes:
@@ -89,14 +87,14 @@ def chunk_event(chunk: msgspec.Struct, name: str | None = None, *, obfuscate: bo
     return server_sent_event(data, name)
 
 
-async def answer(request: Request, edge: Edge, route: Route) -> Response:
+async def answer(request: Request, edge: Edge, route: Route[Prepared]) -> Response:
     """Answer one request for generated text. Raises ApiError and the engine client's errors until an answer begins."""
     arrival = time.perf_counter()
     body = await read_body(request, edge.settings.max_body_size)
     return await until_disconnect(request.receive, _answer(body, arrival, edge, route))
 
 
-async def _answer(body: bytes, arrival: float, edge: Edge, route: Route) -> Response:
+async def _answer(body: bytes, arrival: float, edge: Edge, route: Route[Prepared]) -> Response:
     fingerprint = edge.fingerprint()
     prepared = await edge.preparer.run(route.prepare, body, edge.served_model())
     head = Head(f"{route.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model, fingerprint)

@@ -13,7 +13,6 @@ from server.event_stream import server_sent_event
 from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
 from server.message_blocks import MessageBlocks
 from server.messages_preparation import PreparedMessage, count_message_tokens, prepare_message
-from server.preparation import PreparedRequest
 from server.protocol.messages_answers import (
     MESSAGES_PATH,
     ContentBlock,
@@ -30,22 +29,10 @@ from server.protocol.messages_answers import (
 )
 from server.protocol.messages_api import CountTokensRequest, MessagesRequest
 from server.protocol.responses import to_json
-from server.routes.generating import Head, answer, ignored_fields_header, read_body
+from server.routes.generating import Head, Route, answer, ignored_fields_header, read_body
 from server.routes.openapi import body_of
 
 router = APIRouter(tags=["generation"])
-
-
-class MessagesRoute:
-    """One request for a message."""
-
-    id_prefix = "msg_"
-    prepare = staticmethod(prepare_message)
-
-    def writer(self, request: PreparedRequest, head: Head) -> "MessageWriter":
-        """For the answer to one request."""
-        assert isinstance(request, PreparedMessage), "it was prepared elsewhere"
-        return MessageWriter(request, head)
 
 
 class MessageWriter:
@@ -115,10 +102,13 @@ def _encoded(event: MessageEvent) -> bytes:
     return server_sent_event(to_json(event), str(event.__struct_config__.tag))
 
 
+ROUTE = Route("msg_", prepare_message, MessageWriter)
+
+
 @router.post(MESSAGES_PATH, openapi_extra=body_of(MessagesRequest))
 async def create_message(request: Request, edge: CurrentEdge) -> Response:
     """Continue a conversation, as Anthropic's API does."""
-    return await answer(request, edge, MessagesRoute())
+    return await answer(request, edge, ROUTE)
 
 
 @router.post(f"{MESSAGES_PATH}/count_tokens", openapi_extra=body_of(CountTokensRequest))

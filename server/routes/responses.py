@@ -14,7 +14,6 @@ from server.edge import CurrentEdge
 from server.engine_client import RequestRejected
 from server.errors import ApiError, InvalidRequest
 from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
-from server.preparation import PreparedRequest
 from server.protocol.response_objects import (
     FunctionCallArgumentsDelta,
     IncompleteDetails,
@@ -36,24 +35,12 @@ from server.protocol.responses import to_json
 from server.protocol.responses_api import InputTokensRequest, Part, ResponsesRequest
 from server.response_items import ResponseItems
 from server.responses_preparation import PreparedResponse, count_input_tokens, prepare_response
-from server.routes.generating import Head, answer, chunk_event, ignored_fields_header, read_body
+from server.routes.generating import Head, Route, answer, chunk_event, ignored_fields_header, read_body
 from server.routes.openapi import body_of
 
 router = APIRouter(tags=["generation"])
 
 _ENGINE_FIELDS = {"max_tokens": "max_output_tokens", "prompt": "input"}
-
-
-class ResponsesRoute:
-    """One request for a response."""
-
-    id_prefix = "resp_"
-    prepare = staticmethod(prepare_response)
-
-    def writer(self, request: PreparedRequest, head: Head) -> "ResponseWriter":
-        """For the answer to one request."""
-        assert isinstance(request, PreparedResponse), "it was prepared elsewhere"
-        return ResponseWriter(request, head)
 
 
 class ResponseWriter:
@@ -171,11 +158,14 @@ def _usage(counts: TokenCounts) -> ResponseUsage:
     )
 
 
+ROUTE = Route("resp_", prepare_response, ResponseWriter)
+
+
 @router.post("/v1/responses", openapi_extra=body_of(ResponsesRequest))
 async def create_response(request: Request, edge: CurrentEdge) -> HttpResponse:
     """Continue a conversation, which comes whole: nothing is stored."""
     try:
-        return await answer(request, edge, ResponsesRoute())
+        return await answer(request, edge, ROUTE)
     except RequestRejected as rejected:  # the engine knows the older names of the fields
         message = str(rejected).replace("max_tokens", "max_output_tokens")
         raise InvalidRequest(message, _ENGINE_FIELDS.get(rejected.param, rejected.param)) from None

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
 from server import preparation
 from server.disconnect import ClientDisconnected, until_disconnect
+from server.routes import completions
 from tests.server.doubles import FakeEngine, make_app, says
 
 
@@ -104,7 +106,7 @@ async def test_while_it_is_tokenised(monkeypatch):
         proceed.wait(60)
         return preparation.prepare_completion(body, model)
 
-    monkeypatch.setattr("server.routes.completions.CompletionsRoute.prepare", staticmethod(slow))
+    monkeypatch.setattr(completions, "ROUTE", replace(completions.ROUTE, prepare=slow))
     engine = FakeEngine()
     client = Client(make_app(engine), "/v1/completions", {"prompt": "abc"})
     await until(began.is_set)
