@@ -10,6 +10,8 @@ from typing import Literal
 from scheduler.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+# The queue has no room for it; it waited longer than it may; its answer would come too late.
+DropCause = Literal["queue_full", "queue_timeout", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class SchedulerOutput:
     rows: tuple[NewRow | KnownRow, ...]
     finished_seq_ids: tuple[int, ...] = ()  # finished, aborted or preempted since the last step: forget them
     block_copies: tuple[BlockCopy, ...] = ()
+    swapped_out: tuple[BlockCopy, ...] = ()  # device block -> host block, before anything else of this step
+    swapped_in: tuple[BlockCopy, ...] = ()  # host block -> device block, before this step's rows write
     grammar_masks: tuple[GrammarMask, ...] = ()  # of rows that sample under a grammar
 
     @property
@@ -96,6 +100,7 @@ class RowResult:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, where asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens this step has scored, in order
     embedding: bytes = b""  # pooled hidden states, [hidden_size] float32 little-endian, once the prompt is computed
+    candidates: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first; only for beam search
     is_dead_end: bool = False  # a token was to be sampled, and the request's constraints together allow none
 
 
@@ -112,6 +117,15 @@ class SequenceFailure:
 
     message: str  # a sentence for the caller; for the log, where the request is not at fault
     param: str | None = None  # the field at fault; None = none of them
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A request that the scheduler ended for want of room or time; no update of it follows."""
+
+    request_id: str
+    cause: DropCause
+    message: str  # a sentence for the caller
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,11 @@ class Request:
     params: SamplingParams
     arrival_time: float  # seconds since the epoch
     priority: int = 0  # a lower one is served first
+    tenant: str = ""  # whose share of the engine it takes, and whose cached blocks it may share
+    cache_salt: str = ""  # narrows with whom it shares cached blocks
+    reuses_cache: bool = True  # may begin with cached blocks
+    queue_deadline: float | None = None  # seconds since the epoch by which it must have been admitted
+    deadline: float | None = None  # by which its answer must be complete
     sequences: list[Sequence] = field(default_factory=list)
     aborted_indices: set[int] = field(default_factory=set)  # of sequences that were aborted before they existed
     num_scored_tokens: int = 0  # prompt tokens whose log-probabilities have been reported

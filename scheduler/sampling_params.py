@@ -18,6 +18,15 @@ class StructuredOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Search for the likeliest answers instead of sampling them; the meanings are those of transformers."""
+
+    width: int  # >= 1, live beams; at least the n answers that are wanted
+    length_penalty: float = 1.0  # an answer's log-probability is divided by its generated length to this power
+    early_stopping: bool = False  # end as soon as `width` answers are complete, whatever may still come
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling and stopping of one request; every sequence of the request shares it.
 
@@ -44,6 +53,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()  # none other can be sampled; () = all can
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
     structured_output: StructuredOutput | None = None
+    beam_search: BeamSearch | None = None  # then temperature, top_k, top_p, min_p and seed have no meaning
     pooling: Pooling | None = None  # no answer, but the prompt's normed hidden states: their mean, or the last
 
     @property
@@ -55,4 +65,5 @@ class SamplingParams:
             or self.repetition_penalty != 1.0
             or self.bad_words
             or self.structured_output
+            or self.beam_search
         )

@@ -105,6 +105,21 @@ class Scheduler:
             num_prompt_tokens=counters.num_prompt_tokens,
             num_generation_tokens=counters.num_generation_tokens,
             num_recomputed_tokens=counters.num_recomputed_tokens,
+            num_prefix_queries=counters.num_prefix_queries,
+            num_prefix_hits=counters.num_prefix_hits,
+            num_swapped_out_blocks=counters.num_swapped_out_blocks,
+            num_swapped_in_blocks=counters.num_swapped_in_blocks,
+            num_dropped_queue_full=counters.num_dropped_queue_full,
+            num_dropped_queue_timeout=counters.num_dropped_queue_timeout,
+            num_dropped_deadline=counters.num_dropped_deadline,
+            num_deferred=len(self._queues.awaiting_grammar),
+            num_queued_tokens=0,
+            num_starving=0,
+            num_cached_blocks=0,
+            num_evicted_blocks=0,
+            num_saved_blocks=0,
+            num_host_blocks=0,
+            num_used_host_blocks=0,
         )
 
     def check_integrity(self) -> None:

@@ -11,7 +11,14 @@ class SchedulerCounters:
     num_preemptions: int = 0
     num_prompt_tokens: int = 0  # of admitted requests; a forked prompt counts once
     num_generation_tokens: int = 0
-    num_recomputed_tokens: int = 0  # computed tokens that preemption threw away
+    num_recomputed_tokens: int = 0  # that preemption threw away and that were computed again
+    num_prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache, once a request
+    num_prefix_hits: int = 0  # of them, those that were found
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_dropped_queue_full: int = 0  # requests; see DropCause
+    num_dropped_queue_timeout: int = 0
+    num_dropped_deadline: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +34,18 @@ class SchedulerStats:
     num_prompt_tokens: int
     num_generation_tokens: int
     num_recomputed_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+    num_dropped_queue_full: int
+    num_dropped_queue_timeout: int
+    num_dropped_deadline: int
+    num_deferred: int  # of those that wait, the ones whose grammar is being compiled
+    num_queued_tokens: int  # of the prompts that wait for their first admission
+    num_starving: int  # requests that have waited longer than SchedulerConfig.starving_seconds
+    num_cached_blocks: int  # that hold a prefix which others may share, used ones included
+    num_evicted_blocks: int  # since the start: cached blocks that were handed out for something else
+    num_saved_blocks: int  # more than the used ones would be needed if no block were shared
+    num_host_blocks: int
+    num_used_host_blocks: int

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from scheduler.output import SequenceUpdate
+from scheduler.output import DropCause, SequenceUpdate
 from scheduler.sampling_params import SamplingParams
 from server.token_ids import TokenIds
 
@@ -15,6 +15,11 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     params: SamplingParams
     arrival_time: float  # seconds since the epoch
     priority: int = 0  # a lower one is served first
+    tenant: str = ""  # the name of the authenticated key; "" where there are no keys
+    cache_salt: str = ""  # narrows whose cached blocks it shares, beyond its tenant
+    reuses_cache: bool = True  # may begin with blocks that are cached
+    queue_deadline: float | None = None  # seconds since the epoch by which it must have been admitted
+    deadline: float | None = None  # by which its answer must be complete
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -60,6 +65,8 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     message: str
     param: str | None = None
     is_shortage: bool = False  # nothing is wrong with it: sent again later, it may be taken
+    cause: DropCause | None = None  # of a shortage in the scheduler
+    retry_after: float | None = None  # seconds after which there should be room, by measured throughput
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True):
@@ -74,6 +81,21 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     num_prompt_tokens: int
     num_generation_tokens: int
     num_recomputed_tokens: int
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_dropped_queue_full: int = 0
+    num_dropped_queue_timeout: int = 0
+    num_dropped_deadline: int = 0
+    num_deferred: int = 0
+    num_queued_tokens: int = 0
+    num_starving: int = 0
+    num_cached_blocks: int = 0
+    num_evicted_blocks: int = 0
+    num_saved_blocks: int = 0
+    num_host_blocks: int = 0
+    num_used_host_blocks: int = 0
     num_integrity_failures: int = 0  # idle checks of the block pool that found it not whole
 
 
