@@ -11,7 +11,8 @@ from kernels.attention.backend import BackendUnavailableError
 from kernels.cpu import native_library
 from scheduler.stats import SchedulerStats
 from server.config import load_settings
-from server.engine import Engine, UnservableSettings, build_engine
+from server.engine import Engine, build_engine
+from server.engine_sizing import UnservableSettings
 from tests.kernels.conftest import make_backend
 
 
