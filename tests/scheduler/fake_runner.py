@@ -1,15 +1,18 @@
 """A deterministic stand-in for the model runner that knows what every slot of the cache must hold.
 
-A slot keeps a digest of the whole prefix up to its token, so that a wrong block table, a missed copy or a block
-handed out twice shows as a wrong prefix. The next token is a function of the prefix, the seed, the index and, where
-there is a grammar, of what that allows.
+A slot keeps a digest of the whole prefix up to its token, so that a wrong block table, a missed copy or swap, a block
+that was shared too early or handed out twice shows as a wrong prefix. The next token is a function of the prefix, the
+seed, the index and, where there is a grammar, of what that allows; candidates for beams are one of the prefix alone.
 """
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
+from math import exp, log
 
 from scheduler.grammar import GrammarCompiler, GrammarState, Vocabulary
-from scheduler.output import KnownRow, NewRow, RowResult, SchedulerOutput, StepResult, TokenLogprobs
+from scheduler.output import BlockCopy, KnownRow, NewRow, RowResult, SchedulerOutput, StepResult, TokenLogprobs
 from scheduler.sampling_params import SamplingParams, StructuredOutput
 
 VOCAB_SIZE = 50
@@ -45,13 +48,18 @@ def compiled(wanted: StructuredOutput) -> GrammarState:
     return compiler().compile(wanted)
 
 
-def prefix_digests(token_ids: list[int]) -> list[int]:
-    """One digest per position, of all tokens up to and including it."""
-    digests, digest = [], 0
-    for token_id in token_ids:
-        digest = hash((digest, token_id))
-        digests.append(digest)
-    return digests
+class Prefixes:
+    """Tokens of one sequence, with a digest per position, of all tokens up to and including it."""
+
+    def __init__(self, token_ids: Collection[int]) -> None:
+        self.token_ids: list[int] = []
+        self.digests: list[int] = []
+        for token_id in token_ids:
+            self.append(token_id)
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.digests.append(hash((self.digests[-1] if self.digests else 0, token_id)))
 
 
 def allowed_tokens(bitmask: bytes) -> list[int]:
@@ -59,22 +67,32 @@ def allowed_tokens(bitmask: bytes) -> list[int]:
     return [8 * place + bit for place, byte in enumerate(bitmask) for bit in range(8) if byte >> bit & 1]
 
 
-def next_token(token_ids: list[int], params: SamplingParams, index: int, allowed: list[int] | None = None) -> int:
-    """What the fake model says after `token_ids`, of all tokens or of those that are allowed."""
-    choice = hash((prefix_digests(token_ids)[-1], params.seed, index))
+def next_token(digest: int, params: SamplingParams, index: int, allowed: list[int] | None = None) -> int:
+    """What the fake model says after the prefix with that digest, of all tokens or of those that are allowed."""
+    choice = hash((digest, params.seed, index))
     return choice % VOCAB_SIZE if allowed is None else allowed[choice % len(allowed)]
+
+
+def next_candidates(digest: int, num_candidates: int, forbidden: Collection[int] = ()) -> list[tuple[int, float]]:
+    """The likeliest tokens after the prefix with that digest, and their log-probabilities, best first."""
+    allowed = [token_id for token_id in range(VOCAB_SIZE) if token_id not in forbidden]
+    logits = [8.0 * (hash((digest, token_id)) % 2**48) / 2**48 for token_id in allowed]
+    normaliser = log(sum(exp(logit) for logit in logits))
+    scored = [(token_id, logit - normaliser) for token_id, logit in zip(allowed, logits, strict=True)]
+    return sorted(scored, key=lambda candidate: -candidate[1])[:num_candidates]
 
 
 def expected_tokens(prompt: list[int], params: SamplingParams, index: int, eos: frozenset[int]) -> list[int]:
     """The tokens of one sequence, made without any scheduler."""
-    token_ids = list(prompt)
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
+    known = Prefixes(prompt)
+    token_ids = known.token_ids
+    stops = end_tokens(params, eos)
     grammar = None if params.structured_output is None else compiled(params.structured_output).fork()
     for num_generated in range(params.max_tokens):
         allowed = None if grammar is None else _allowed(grammar, stops, eos)
         if allowed == []:
             break
-        token_ids.append(next_token(token_ids, params, index, allowed))
+        known.append(next_token(known.digests[-1], params, index, allowed))
         if token_ids[-1] in stops and num_generated >= params.min_tokens:
             break
         if grammar is not None and (token_ids[-1] in eos or not grammar.accept(token_ids[-1]) or grammar.is_complete):
@@ -82,7 +100,18 @@ def expected_tokens(prompt: list[int], params: SamplingParams, index: int, eos: 
     return token_ids[len(prompt) :]
 
 
-def _allowed(grammar: GrammarState, stops: set[int], eos: frozenset[int]) -> list[int]:
+def end_tokens(params: SamplingParams, eos: frozenset[int]) -> frozenset[int]:
+    """Tokens that end an answer."""
+    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
+
+
+def num_candidates(params: SamplingParams) -> int:
+    """How many candidates a row of a beam search brings."""
+    assert params.beam_search is not None
+    return max(2 * params.beam_search.width, params.logprobs or 0)
+
+
+def _allowed(grammar: GrammarState, stops: frozenset[int], eos: frozenset[int]) -> list[int]:
     following = allowed_tokens(grammar.bitmask())
     if not grammar.may_end:
         return following
@@ -91,12 +120,13 @@ def _allowed(grammar: GrammarState, stops: set[int], eos: frozenset[int]) -> lis
 
 @dataclass
 class _State:
-    token_ids: list[int]
+    known: Prefixes
     num_prompt_tokens: int
     block_ids: list[int]
     params: SamplingParams
     index: int
     num_told: int  # leading tokens whose ids the scheduler has sent
+    num_computed: int  # where its next row begins
 
 
 @dataclass
@@ -119,17 +149,24 @@ class FakeRunner:
 
     block_size: int
     max_num_seqs: int
+    eos_token_ids: frozenset[int] = frozenset()
     slots: dict[tuple[int, int], int] = field(default_factory=dict)  # (block id, offset) -> prefix digest
+    host_slots: dict[tuple[int, int], int] = field(default_factory=dict)
     states: dict[int, _State] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)  # seq_id -> tokens it had computed when it was first named
+    times_computed: dict[int, Counter[int]] = field(default_factory=dict)  # seq_id -> position -> how often
 
     def launch(self, output: SchedulerOutput) -> PendingStep:
         for seq_id in output.finished_seq_ids:
             del self.states[seq_id]
-        self._copy_blocks(output)
+        self._check_copies(output)
+        _copy(output.swapped_out, self.slots, self.host_slots, self.block_size)
+        _copy(output.block_copies, self.slots, self.slots, self.block_size)
+        _copy(output.swapped_in, self.host_slots, self.slots, self.block_size)
         for row in output.rows:
             self._take_row(row)
         assert len(self.states) <= self.max_num_seqs, "more sequences than the runner has rows"
-        self._check_copies(output)
+        self._check_destinations(output)
         # All rows write before any reads, as one forward pass does in each layer.
         for row in output.rows:
             self._write(row)
@@ -141,39 +178,45 @@ class FakeRunner:
             tuple(self._read_and_sample(row, allowed.get(place)) for place, row in enumerate(output.rows))
         )
 
-    def _copy_blocks(self, output: SchedulerOutput) -> None:
-        sources = {copy.src for copy in output.block_copies}
-        read = {src: [self.slots.get((src, offset)) for offset in range(self.block_size)] for src in sources}
-        for copy in output.block_copies:
-            for offset, digest in enumerate(read[copy.src]):
-                self.slots[copy.dst, offset] = digest
+    def forget_counts(self, seq_id: int) -> None:
+        """Drop what was counted of a sequence that has ended."""
+        self.starts.pop(seq_id, None)
+        self.times_computed.pop(seq_id, None)
 
     def _check_copies(self, output: SchedulerOutput) -> None:
-        """A copy belongs to a row of this step: one made for a preempted row would overwrite somebody else's block."""
-        written = [block_id for row in output.rows for block_id in self.states[row.seq_id].block_ids]
-        destinations = [copy.dst for copy in output.block_copies]
-        assert all(written.count(block_id) == 1 for block_id in destinations), (
-            "a copy into a block of nobody, or of two"
-        )
+        """Copies on the device and swaps in may run in any order, so none may read or write what another writes."""
+        sources = {copy.src for copy in output.block_copies}
+        destinations = [copy.dst for copy in (*output.block_copies, *output.swapped_in)]
         assert len(set(destinations)) == len(destinations), "two copies into one block"
+        assert sources.isdisjoint(destinations), "a copy from a block that the same step copies into"
+        host_destinations = [copy.dst for copy in output.swapped_out]
+        assert len(set(host_destinations)) == len(host_destinations), "two copies into one host block"
+
+    def _check_destinations(self, output: SchedulerOutput) -> None:
+        """A copy belongs to rows of this step: one made for a preempted row would overwrite somebody else's block."""
+        held = Counter(block_id for row in output.rows for block_id in self.states[row.seq_id].block_ids)
+        assert all(held[copy.dst] == 1 for copy in output.block_copies), "a copy into a block of nobody, or of two"
+        # What was swapped in is findable at once, so that another row of the step may share it.
+        assert all(held[copy.dst] >= 1 for copy in output.swapped_in), "a swap into a block of nobody"
 
     def _take_row(self, row: NewRow | KnownRow) -> None:
         if isinstance(row, NewRow):
             assert row.seq_id not in self.states, "a known sequence arrived as new"
             self.states[row.seq_id] = _State(
-                list(row.token_ids),
+                Prefixes(row.token_ids),
                 row.num_prompt_tokens,
                 list(row.block_ids),
                 row.params,
                 row.index,
                 num_told=len(row.token_ids),
+                num_computed=row.num_computed_tokens,
             )
+            self.starts.setdefault(row.seq_id, row.num_computed_tokens)
+            self.times_computed.setdefault(row.seq_id, Counter())
             return
         state = self.states[row.seq_id]
         if state.params.looks_back:
-            untold = tuple(state.token_ids[state.num_told :])
-            assert row.sampled_token_ids == untold, "the runner is not told what it must look back at"
-            state.num_told = len(state.token_ids)
+            self._take_tokens(state, row.sampled_token_ids)
         else:
             assert row.sampled_token_ids == ()
         if row.replaced_block is not None:
@@ -181,38 +224,78 @@ class FakeRunner:
             state.block_ids[position] = block_id
         state.block_ids.extend(row.new_block_ids)
 
+    def _take_tokens(self, state: _State, token_ids: tuple[int, ...]) -> None:
+        """Learn what a sequence that looks back goes on with: a beam's choice is news, a sampled token is not."""
+        if state.params.beam_search is None:
+            untold = tuple(state.known.token_ids[state.num_told :])
+            assert token_ids == untold, "the runner is not told what it must look back at"
+        else:
+            for token_id in token_ids:
+                state.known.append(token_id)
+        state.num_told = len(state.known.token_ids)
+
     def _write(self, row: NewRow | KnownRow) -> None:
         state = self.states[row.seq_id]
+        assert row.num_new_tokens > 0, "a row without tokens"
+        assert row.num_computed_tokens == state.num_computed, "a row does not begin where the last one ended"
+        state.num_computed = row.end
         assert row.end <= state.num_prompt_tokens + max(0, state.params.max_tokens - 1), "more tokens than it may have"
-        digests = prefix_digests(state.token_ids)
-        for position in range(row.num_computed_tokens, row.num_computed_tokens + row.num_new_tokens):
-            self.slots[self._slot(state, position)] = digests[position]
+        assert row.end <= len(state.known.token_ids), "a row computes tokens that nobody knows"
+        times_computed = self.times_computed[row.seq_id]
+        for position in range(row.num_computed_tokens, row.end):
+            self.slots[self._slot(state, position)] = state.known.digests[position]
+            times_computed[position] += 1
 
     def _read_and_sample(self, row: NewRow | KnownRow, allowed: list[int] | None) -> RowResult:
         state = self.states[row.seq_id]
-        end = row.num_computed_tokens + row.num_new_tokens
-        for position, digest in enumerate(prefix_digests(state.token_ids)[:end]):
-            assert self.slots[self._slot(state, position)] == digest, (
+        known, params = state.known, state.params
+        for position in range(row.end):
+            assert self.slots.get(self._slot(state, position)) == known.digests[position], (
                 f"sequence {row.seq_id} reads another prefix at position {position}"
             )
-        last_scored = min(end, state.num_prompt_tokens - 1)
-        scored = ()
-        if state.params.prompt_logprobs is not None and state.index == 0:
-            scored = tuple(
-                TokenLogprobs(state.token_ids[position], -float(position))
-                for position in range(row.num_computed_tokens + 1, last_scored + 1)
-            )
-        if end < len(state.token_ids):
+        scored = self._prompt_scores(row, state)
+        if row.end < len(known.token_ids):
             assert allowed is None, "a mask for a row that samples nothing"
             return RowResult(prompt_logprobs=scored)
-        if state.params.pooling is not None:
-            return RowResult(embedding=str(prefix_digests(state.token_ids)[-1]).encode())
-        assert (allowed is None) == (state.params.structured_output is None), "a grammar without a mask"
+        if params.pooling is not None:
+            return RowResult(embedding=str(known.digests[-1]).encode())
+        assert (allowed is None) == (params.structured_output is None), "a grammar without a mask"
+        if params.beam_search is not None:
+            return RowResult(prompt_logprobs=scored, candidates=self._candidates(state))
         if allowed == []:
             return RowResult(prompt_logprobs=scored, is_dead_end=True)
-        token_id = next_token(state.token_ids, state.params, state.index, allowed)
-        state.token_ids.append(token_id)
+        token_id = next_token(known.digests[-1], params, state.index, allowed)
+        known.append(token_id)
         return RowResult((token_id,), prompt_logprobs=scored)
+
+    def _prompt_scores(self, row: NewRow | KnownRow, state: _State) -> tuple[TokenLogprobs, ...]:
+        if state.params.prompt_logprobs is None or state.index != 0:
+            return ()
+        last_scored = min(row.end, state.num_prompt_tokens - 1)
+        return tuple(
+            TokenLogprobs(state.known.token_ids[position], -float(position))
+            for position in range(row.num_computed_tokens + 1, last_scored + 1)
+        )
+
+    def _candidates(self, state: _State) -> tuple[tuple[int, float], ...]:
+        params = state.params
+        ends = end_tokens(params, self.eos_token_ids)
+        num_generated = len(state.known.token_ids) - state.num_prompt_tokens
+        forbidden = ends if num_generated < params.min_tokens else ()
+        return tuple(next_candidates(state.known.digests[-1], num_candidates(params), forbidden))
 
     def _slot(self, state: _State, position: int) -> tuple[int, int]:
         return state.block_ids[position // self.block_size], position % self.block_size
+
+
+def _copy(
+    copies: tuple[BlockCopy, ...],
+    source: dict[tuple[int, int], int],
+    destination: dict[tuple[int, int], int],
+    block_size: int,
+) -> None:
+    """Copy whole blocks, all of them read before any is written."""
+    read = [(copy.dst, [source.get((copy.src, offset)) for offset in range(block_size)]) for copy in copies]
+    for block_id, digests in read:
+        for offset, digest in enumerate(digests):
+            destination[block_id, offset] = digest
