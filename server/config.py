@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,14 +24,25 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from server.engine_config import EngineConfig
+
 ENV_PREFIX = "OCTAVO_"
 # Kubernetes describes a service called octavo, or octavo-something, to every pod of its namespace in such variables.
 _SERVICE_LINK = re.compile(r"OCTAVO_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 _ROOT_PATH = re.compile(r"(/[^/\s?#]+)*")
 _MAX_TOKENS = 1 << 24
+_MAX_SECONDS = 7 * 86400
+_MOST_GIB = 1024  # a bare number up to it is one of GiB, as vLLM's --swap-space takes them
 _SWITCHES = frozenset(
-    {"allow_credentials", "async_scheduling", "batch_invariant", "enable_log_requests", "enforce_eager"}
+    {
+        "allow_credentials",
+        "async_scheduling",
+        "batch_invariant",
+        "enable_log_requests",
+        "enable_prefix_caching",
+        "enforce_eager",
+    }
 )
 _LISTS = ("served_model_name", "api_key", "allowed_origins", "allowed_methods", "allowed_headers")
 _SECRETS = ("api_key", "admin_api_key")
@@ -41,30 +52,6 @@ Names = Annotated[tuple[str, ...], NoDecode]  # from the environment: separated 
 
 class SettingsError(Exception):
     """A setting that cannot be used: one sentence for a person."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What the engine process needs to know. Plain values: it crosses to that process as msgpack."""
-
-    model_path: str
-    dtype: str
-    device: str
-    attention_backend: str
-    block_size: int  # tokens
-    num_gpu_blocks_override: int | None
-    kv_cache_memory: int | None  # bytes
-    gpu_memory_utilization: float  # 0 to 1
-    max_model_len: int | None  # tokens; None = the model's own
-    max_num_seqs: int | None  # None = what suits the device
-    max_num_batched_tokens: int | None  # None = what suits the device
-    long_prefill_token_threshold: int  # tokens; 0 = no cap
-    cpu_threads: int | None  # None = the machine's physical cores
-    kv_cache_dtype: str  # "auto" = that of the model
-    batch_invariant: bool
-    async_scheduling: bool | None  # None = on a GPU only
-    enforce_eager: bool
-    log_level: str = "info"
 
 
 class Settings(BaseSettings):
@@ -123,6 +110,12 @@ class Settings(BaseSettings):
     max_body_size: ByteSize = Field(
         ByteSize(16 << 20), ge=1024, le=1 << 30, description="Largest request body, in bytes or such as 16MiB."
     )
+    max_open_requests: int = Field(
+        16384, ge=1, le=1 << 20, description="Most requests that are answered at once, those that wait included."
+    )
+    max_open_body_memory: ByteSize = Field(
+        ByteSize(1 << 30), ge=1024, le=1 << 40, description="Most bytes that the bodies of open requests have together."
+    )
     shutdown_timeout: float = Field(
         30.0, ge=0, le=86400, description="Seconds that running requests get to finish after SIGTERM."
     )
@@ -176,8 +169,40 @@ class Settings(BaseSettings):
         le=_MAX_TOKENS,
         description="Most tokens that one step computes; by default 512 on a CPU, 8192 on a GPU.",
     )
-    long_prefill_token_threshold: int = Field(
-        0, ge=0, le=_MAX_TOKENS, description="Most tokens of one prompt in one step, so that others pass; 0: no cap."
+    long_prefill_token_threshold: int | None = Field(
+        None,
+        ge=0,
+        le=_MAX_TOKENS,
+        description="Most tokens of one prompt in one step while others wait; 0: no cap. By default a quarter of those "
+        "that a step computes.",
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="Keep the KV blocks of what was computed, for later requests that begin alike."
+    )
+    swap_space: ByteSize | None = Field(
+        None,
+        ge=0,
+        le=1 << 50,
+        description="Host memory for KV blocks of preempted sequences, in bytes or such as 4GiB; a bare number up to "
+        "1024 counts GiB; 0: they are always computed again. By default 4GiB beside a GPU, none on a CPU.",
+    )
+    max_num_queued_reqs: int = Field(
+        8192, ge=0, le=1 << 24, description="Most requests that wait to be run; further ones get 429. 0: no limit."
+    )
+    max_num_queued_tokens: int = Field(
+        1 << 22, ge=0, le=1 << 40, description="Most tokens that their prompts have together. 0: no limit."
+    )
+    queue_timeout: float | None = Field(
+        None, gt=0, le=_MAX_SECONDS, description="Seconds that a request may wait to be run; then it gets 503."
+    )
+    request_timeout: float | None = Field(
+        None, gt=0, le=_MAX_SECONDS, description="Seconds in which an answer must be complete; else it gets 504."
+    )
+    priority_ageing: float = Field(
+        30.0,
+        ge=0,
+        le=_MAX_SECONDS,
+        description="Seconds of waiting that lift a request by one of the priorities that wait; 0: never.",
     )
 
     @classmethod
@@ -207,6 +232,15 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return [value]
         return value
+
+    @field_validator("swap_space", mode="before")
+    @classmethod
+    def _read_gib(cls, value: object) -> object:
+        try:
+            number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
+        except ValueError:
+            return value
+        return int(number * (1 << 30)) if 0 <= number <= _MOST_GIB else value
 
     @field_validator("root_path")
     @classmethod
@@ -241,26 +275,10 @@ class Settings(BaseSettings):
 
     def engine_config(self, model_path: Path) -> EngineConfig:
         """Only what the engine needs, for the model found at `model_path`."""
-        return EngineConfig(
-            model_path=str(model_path),
-            dtype=self.dtype,
-            device=self.device,
-            attention_backend=self.attention_backend,
-            block_size=self.block_size,
-            num_gpu_blocks_override=self.num_gpu_blocks_override,
-            kv_cache_memory=None if self.kv_cache_memory is None else int(self.kv_cache_memory),
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            cpu_threads=self.cpu_threads,
-            kv_cache_dtype=self.kv_cache_dtype,
-            batch_invariant=self.batch_invariant,
-            async_scheduling=self.async_scheduling,
-            enforce_eager=self.enforce_eager,
-            log_level=self.log_level,
-        )
+        shared = {field.name: getattr(self, field.name) for field in fields(EngineConfig) if field.name != "model_path"}
+        # msgpack takes plain integers alone.
+        plain = {name: int(value) if isinstance(value, ByteSize) else value for name, value in shared.items()}
+        return EngineConfig(model_path=str(model_path), **plain)
 
 
 def _json_list(text: str) -> list[str]:

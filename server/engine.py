@@ -17,8 +17,8 @@ from scheduler.grammar import Vocabulary
 from scheduler.output import SchedulerOutput, SequenceUpdate
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
-from server.config import EngineConfig
 from server.engine_builder import build_device_half
+from server.engine_config import EngineConfig
 from server.grammar_compilation import GrammarCompilation
 from server.messages import EngineInfo, EngineStats, Rejected, Submit
 from server.submission_check import refuse_unknown_token_ids

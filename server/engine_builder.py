@@ -22,8 +22,9 @@ from paged_cache.kv_cache import KVCache
 from paged_cache.spec import KVCacheSpec
 from scheduler.config import SchedulerConfig
 from scheduler.output import NewRow
-from server.config import EngineConfig
+from server.engine_config import EngineConfig
 from server.engine_sizing import (
+    PreemptionCosts,
     fill_in_for,
     kv_cache_spec,
     max_model_len_of,
@@ -107,7 +108,8 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
         load_seconds=time.monotonic() - started,
         kv_cache_bytes=num_blocks * spec.bytes_per_block,
     )
-    return DeviceHalf(config, runner, scheduler_config(config, max_model_len, model.config.eos_token_ids), info)
+    scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, PreemptionCosts())
+    return DeviceHalf(config, runner, scheduling, info)
 
 
 def _card_bytes(

@@ -9,11 +9,13 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from scheduler.output import SequenceUpdate
-from server.config import EngineConfig, engine_environment
+from scheduler.request_report import RequestReport
+from server.config import engine_environment
+from server.engine_config import EngineConfig
 from server.ipc import MessageCodec
 from server.messages import (
     Abort,
@@ -22,17 +24,32 @@ from server.messages import (
     EngineInfo,
     EngineMessage,
     EngineStats,
+    Inspect,
+    Inspection,
     LoadProgress,
     Rejected,
     StepUpdates,
     Submit,
 )
+from server.update_stream import UpdateQueue, UpdateStream
+
+__all__ = [
+    "EngineClient",
+    "EngineDied",
+    "EngineRefusedSettings",
+    "EngineStartError",
+    "EngineUnavailable",
+    "RequestRejected",
+    "UpdateQueue",
+    "UpdateStream",
+]
 
 logger = logging.getLogger("octavo.engine_client")
 
 _FIRST_RESTART_DELAY = 0.5  # seconds; doubles with each failed start
 _MAX_FAILED_STARTS = 5
 _EXIT_SECONDS = 5.0  # for a process that was asked to end
+_INSPECTION_SECONDS = 5.0  # a step of a large model on a slow machine takes less
 _STALLS_UNTIL_DEAD = 4  # stall timeouts of silence after which a hung engine is killed; it speaks even when idle
 
 
@@ -61,64 +78,6 @@ class RequestRejected(ValueError):
         self.param = param
 
 
-UpdateQueue = asyncio.Queue[tuple[int, SequenceUpdate | Exception | None]]
-
-
-class UpdateStream:
-    """The updates of one request, until each of its n sequences has ended."""
-
-    def __init__(self, num_sequences: int) -> None:
-        """Expect updates of sequences 0 .. num_sequences - 1."""
-        self._open = set(range(num_sequences))
-        self._queue: UpdateQueue = asyncio.Queue()
-        self._position = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Some sequence may still send."""
-        return bool(self._open)
-
-    def put(self, update: SequenceUpdate) -> None:
-        """Take an update of a sequence that is still open."""
-        if update.index not in self._open:
-            return  # it was aborted while this update was on its way
-        self._put(update)
-        if update.finish_reason is not None:
-            self.close(update.index)
-
-    def close(self, index: int | None = None) -> None:
-        """Expect nothing more of one sequence, or of any."""
-        if index is None:
-            self._open.clear()
-        self._open.discard(index if index is not None else -1)
-        if not self._open:
-            self._put(None)
-
-    def fail(self, error: Exception) -> None:
-        """End the request with an error."""
-        self._open.clear()
-        self._put(error)
-
-    def join(self, queue: UpdateQueue, position: int) -> None:
-        """Put everything, what has come already included, into a queue that several streams share.
-
-        An error is put there as it is, and None for the end.
-        """
-        while not self._queue.empty():
-            queue.put_nowait((position, self._queue.get_nowait()[1]))
-        self._queue, self._position = queue, position
-
-    async def __aiter__(self) -> AsyncIterator[SequenceUpdate]:
-        """Yield updates as they come. Raises EngineDied, EngineUnavailable or RequestRejected."""
-        while (item := (await self._queue.get())[1]) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-    def _put(self, item: SequenceUpdate | Exception | None) -> None:
-        self._queue.put_nowait((self._position, item))
-
-
 class EngineClient:
     """One engine process and the requests that are open in it."""
 
@@ -139,11 +98,14 @@ class EngineClient:
         self.stats: EngineStats | None = None
         self.draining = False
         self.failed = asyncio.Event()  # it died and cannot be started again
+        self.on_report: Callable[[RequestReport], None] | None = None  # called with what became of each request
         self._config = config
         self._on_progress = on_progress
         self._stall_timeout = stall_timeout
         self._codec = MessageCodec(EngineMessage)
         self._streams: dict[str, UpdateStream] = {}
+        self._inspections: dict[int, asyncio.Future[list[RequestReport]]] = {}
+        self._num_inspections = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._process: asyncio.subprocess.Process | None = None
@@ -225,6 +187,24 @@ class EngineClient:
         with suppress(EngineUnavailable):  # what died has nothing left to abort
             self._send(Abort(request_id, index))
 
+    async def inspect(self, request_ids: Sequence[str]) -> list[RequestReport]:
+        """What has happened so far to those of the requests that are live in the engine.
+
+        Raises:
+            EngineUnavailable: if it does not answer between two steps, or is lost.
+        """
+        self._num_inspections += 1
+        number = self._num_inspections
+        self._send(Inspect(number, list(request_ids)))
+        answer = self._inspections[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(_INSPECTION_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailable("The engine is too busy to say what became of the request.") from None
+        finally:
+            del self._inspections[number]
+
     # --- the process ---
 
     def _send(self, message: EdgeMessage | EngineConfig) -> None:
@@ -304,8 +284,13 @@ class EngineClient:
             match message:
                 case StepUpdates():
                     self.stats = message.stats
+                    for report in message.reports:
+                        self._hand_on(report)
                     for update in message.updates:
                         self._deliver(update)
+                case Inspection(number, reports):
+                    if number in self._inspections and not self._inspections[number].done():
+                        self._inspections[number].set_result(reports)
                 case Rejected():
                     if message.request_id in self._streams:
                         self._streams[message.request_id].fail(_as_error(message))
@@ -324,6 +309,10 @@ class EngineClient:
             self._process.kill()
             return None
 
+    def _hand_on(self, report: RequestReport) -> None:
+        if self.on_report is not None:
+            self.on_report(report)
+
     def _deliver(self, update: SequenceUpdate) -> None:
         stream = self._streams.get(update.request_id)
         if stream is None:
@@ -340,6 +329,9 @@ class EngineClient:
     def _lose_engine(self, reason: str) -> None:
         self._serving = False
         self.stats = None  # what it last said of its load is true no more
+        for answer in self._inspections.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable(reason))
         for request_id, stream in list(self._streams.items()):
             stream.fail(EngineDied(reason))
             self._forget(request_id)

@@ -15,8 +15,8 @@ from kernels.attention.backend import BackendUnavailableError
 from models.errors import ModelError
 from models.memory import NotEnoughMemory
 from scheduler.admission import RequestRefused
-from server.config import EngineConfig
 from server.engine import Engine, build_engine
+from server.engine_config import EngineConfig
 from server.engine_sizing import UnservableSettings
 from server.ipc import MessageCodec
 from server.logging_setup import configure_logging

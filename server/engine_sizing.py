@@ -4,7 +4,7 @@ Builds nothing and runs nothing; refuses what cannot be served in words for the 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,9 +14,17 @@ from models.decoder import Decoder
 from models.memory import GIB, available_host_bytes, host_cache_bytes
 from paged_cache.spec import KVCacheSpec
 from scheduler.config import SchedulerConfig
-from server.config import EngineConfig
+from server.engine_config import EngineConfig
 
 _CACHE_DTYPES = {"int8": "int8", "fp8": "float8_e4m3fn"}
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionCosts:
+    """What it takes to bring back a sequence that was preempted. Zeros where there is nothing to choose."""
+
+    recompute_seconds_per_token: float = 0.0
+    swap_seconds_per_block: float = 0.0  # one way
 
 
 class UnservableSettings(RuntimeError):
@@ -36,10 +44,15 @@ def fill_in_for(device: torch.device, config: EngineConfig) -> EngineConfig:
     """The settings that were left to the device."""
     is_cpu = device.type == "cpu"
     max_num_seqs, max_num_batched_tokens = (64, 512) if is_cpu else (256, 8192)
+    max_num_batched_tokens = config.max_num_batched_tokens or max_num_batched_tokens
+    threshold = config.long_prefill_token_threshold
     return replace(
         config,
         max_num_seqs=config.max_num_seqs or max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=max(1, max_num_batched_tokens // 4) if threshold is None else threshold,
+        # On a CPU, host blocks would take the same memory as the cache itself.
+        swap_space=(0 if is_cpu else 4 * GIB) if config.swap_space is None else config.swap_space,
         # On a CPU the scheduler would compete with the step it runs beside for the same cores.
         async_scheduling=not is_cpu if config.async_scheduling is None else config.async_scheduling,
     )
@@ -144,12 +157,36 @@ def num_kv_blocks(
     return num_blocks
 
 
-def scheduler_config(config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int]) -> SchedulerConfig:
-    """The scheduler's part of the settings."""
+def scheduler_config(
+    config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int], costs: PreemptionCosts
+) -> SchedulerConfig:
+    """The scheduler's part of the settings, and what preemption was measured to cost."""
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
         eos_token_ids=frozenset(eos_token_ids),
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_queued_requests=config.max_num_queued_reqs,
+        max_queued_tokens=config.max_num_queued_tokens,
+        ageing_seconds=config.priority_ageing,
+        recompute_seconds_per_token=costs.recompute_seconds_per_token,
+        swap_seconds_per_block=costs.swap_seconds_per_block,
     )
+
+
+def num_host_kv_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
+    """The number of KV blocks in host memory that preempted sequences are swapped out to.
+
+    Raises:
+        UnservableSettings: where they do not fit.
+    """
+    assert config.swap_space is not None, "what is left to the device has been filled in"
+    num_blocks = spec.num_blocks_in(config.swap_space)
+    needed = num_blocks * spec.bytes_per_block
+    if needed > (available := available_host_bytes()):
+        raise UnservableSettings(
+            f"--swap-space takes {needed / GIB:.1f} GiB, and {available / GIB:.1f} GiB of memory are free. Lower it; "
+            "0 lets preempted sequences be computed again."
+        )
+    return num_blocks

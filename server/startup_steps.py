@@ -6,7 +6,7 @@ Knows the scheduler's messages and the settings; no model and no requests.
 from models.runner import ModelRunner
 from scheduler.output import KnownRow, NewRow, SchedulerOutput
 from scheduler.sampling_params import SamplingParams
-from server.config import EngineConfig
+from server.engine_config import EngineConfig
 
 
 def warm_up(runner: ModelRunner, config: EngineConfig, max_model_len: int) -> None:

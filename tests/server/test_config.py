@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from kernels.attention.backend import BACKEND_NAMES
-from server.config import EngineConfig, Settings, SettingsError, flag_of, load_settings, variable_of
+from server.config import Settings, SettingsError, flag_of, load_settings, variable_of
+from server.engine_config import EngineConfig
 
 
 @pytest.fixture(autouse=True)

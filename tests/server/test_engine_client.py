@@ -9,8 +9,8 @@ import pytest
 
 from scheduler.sampling_params import SamplingParams
 from server import engine_client
-from server.config import EngineConfig
 from server.engine_client import EngineClient, EngineDied, EngineStartError, EngineUnavailable, RequestRejected
+from server.engine_config import EngineConfig
 from server.ipc import MessageCodec
 from server.messages import Rejected, Submit
 from tests.models.tiny_models import build, save
