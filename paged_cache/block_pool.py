@@ -1,63 +1,91 @@
-"""The pool of fixed-size KV blocks: which are free, and how many block tables hold each of the others.
+"""The pool of fixed-size KV blocks: which are free, in which order they are evicted, and who holds the others.
 
-Owns reference counts. Knows no sequences, no tokens and no tensors: a block is a number.
+Owns reference counts: how many block tables hold a block. Knows no sequences, no tokens and no tensors: a block is a
+number, and may be worth keeping.
 """
 
-from collections import deque
-from dataclasses import dataclass
-
-
-@dataclass(slots=True)
-class Block:
-    """One physical block."""
-
-    block_id: int
-    ref_count: int = 0
+from collections import OrderedDict, deque
 
 
 class BlockPool:
-    """Hands out blocks and takes them back. A block is free exactly when nothing refers to it."""
+    """Hands out blocks and takes them back. A block is free exactly when nothing refers to it.
+
+    A free block that is kept (it holds a cached prefix) is handed out only when no other is left, the least recently
+    used first, and may be shared again until then. Every operation takes the same time in a pool of any size.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         """Create `num_blocks` free blocks with ids 0 .. num_blocks - 1."""
-        self._blocks = [Block(block_id) for block_id in range(num_blocks)]
-        self._free = deque(range(num_blocks))  # next to hand out first
+        self._ref_counts = [0] * num_blocks
+        self._is_kept = bytearray(num_blocks)
+        self._empty = deque(range(num_blocks))  # free and not kept; next to hand out first
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # free and kept; next to hand out first
+        self._num_references = 0
 
     @property
     def num_blocks(self) -> int:
         """Blocks in the pool, free or not."""
-        return len(self._blocks)
+        return len(self._ref_counts)
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nothing refers to."""
-        return len(self._free)
+        return len(self._empty) + len(self._evictable)
+
+    @property
+    def num_references(self) -> int:
+        """Of all blocks together."""
+        return self._num_references
 
     def ref_count(self, block_id: int) -> int:
         """How many block tables hold this block."""
-        return self._blocks[block_id].ref_count
+        return self._ref_counts[block_id]
+
+    def is_kept(self, block_id: int) -> bool:
+        """Whether this block is worth keeping when it is free."""
+        return bool(self._is_kept[block_id])
 
     def allocate(self) -> int:
-        """Take one free block with one reference. The caller has checked that one is free."""
-        assert self._free, "allocate from an empty pool"
-        block = self._blocks[self._free.popleft()]
-        assert block.ref_count == 0, f"free block {block.block_id} has {block.ref_count} references"
-        block.ref_count = 1
-        return block.block_id
+        """Take one free block with one reference, which is not kept any more. The caller has checked that one is free.
+
+        Whoever kept it must forget it: it will be written.
+        """
+        if self._empty:
+            block_id = self._empty.popleft()
+        else:
+            assert self._evictable, "allocate from an empty pool"
+            block_id, _ = self._evictable.popitem(last=False)
+            self._is_kept[block_id] = False
+        assert self._ref_counts[block_id] == 0, f"free block {block_id} has {self._ref_counts[block_id]} references"
+        self._ref_counts[block_id] = 1
+        self._num_references += 1
+        return block_id
+
+    def keep(self, block_id: int) -> None:
+        """Keep a block in use for as long as possible once it is free."""
+        assert self._ref_counts[block_id] > 0, f"keep of free block {block_id}"
+        self._is_kept[block_id] = True
 
     def share(self, block_id: int) -> None:
-        """Add a reference to a block in use."""
-        block = self._blocks[block_id]
-        assert block.ref_count > 0, f"share of free block {block_id}"
-        block.ref_count += 1
+        """Add a reference to a block in use, or to a free one that is kept."""
+        if self._ref_counts[block_id] == 0:
+            assert block_id in self._evictable, f"share of free block {block_id}"
+            del self._evictable[block_id]
+        self._ref_counts[block_id] += 1
+        self._num_references += 1
 
     def release(self, block_id: int) -> None:
         """Drop a reference; the last one frees the block."""
-        block = self._blocks[block_id]
-        assert block.ref_count > 0, f"release of free block {block_id}"
-        block.ref_count -= 1
-        if block.ref_count == 0:
-            self._free.append(block_id)
+        ref_count = self._ref_counts[block_id]
+        assert ref_count > 0, f"release of free block {block_id}"
+        self._ref_counts[block_id] = ref_count - 1
+        self._num_references -= 1
+        if ref_count > 1:
+            return
+        if self._is_kept[block_id]:
+            self._evictable[block_id] = None
+        else:
+            self._empty.append(block_id)
 
     def check_integrity(self, expected_ref_counts: dict[int, int]) -> None:
         """Prove free + used = total and every reference count, against what the block tables hold.
@@ -68,12 +96,16 @@ class BlockPool:
         Raises:
             AssertionError: naming the block at fault.
         """
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block stands twice in the free list"
-        for block in self._blocks:
-            expected = expected_ref_counts.get(block.block_id, 0)
-            assert block.ref_count == expected, (
-                f"block {block.block_id} counts {block.ref_count} references, {expected} block tables hold it"
+        free = {*self._empty, *self._evictable}
+        assert len(free) == self.num_free_blocks, "a block stands twice in the free list"
+        for block_id, ref_count in enumerate(self._ref_counts):
+            expected = expected_ref_counts.get(block_id, 0)
+            assert ref_count == expected, (
+                f"block {block_id} counts {ref_count} references, {expected} block tables hold it"
             )
-            assert (block.block_id in free) == (expected == 0), f"block {block.block_id} is free and in use, or neither"
+            assert (block_id in free) == (expected == 0), f"block {block_id} is free and in use, or neither"
+            assert (block_id in self._evictable) == (expected == 0 and self._is_kept[block_id]), (
+                f"block {block_id} is evictable and not kept, or kept and lost"
+            )
         assert len(free) + len(expected_ref_counts) == self.num_blocks, "free + used blocks differ from the total"
+        assert self._num_references == sum(expected_ref_counts.values()), "references are counted wrongly"

@@ -1,15 +1,17 @@
-"""Allocates, shares, copies and frees the blocks of block tables: the host half of the paged KV cache.
+"""Allocates, shares, copies, caches, swaps and frees the blocks of block tables: the host half of the paged KV cache.
 
-Takes token counts, never requests or sequences; moves no data itself: a copy it asks for is carried out by the
-model runner before the step writes. (PagedAttention paper, sections 4.2 to 4.4.)
+Takes token counts and token ids, never requests or sequences; moves no data itself: a copy it asks for is carried out
+by the model runner before the step writes. (PagedAttention paper, sections 4.2 to 4.5.)
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from paged_cache.block_pool import BlockPool
 from paged_cache.block_table import BlockTable
+from paged_cache.prefix_cache import BlockHasher, CachedPrefix, PrefixCache, TokenPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +31,36 @@ class Allocation:
     copy_on_write: CopyOnWrite | None
 
 
+@dataclass(frozen=True, slots=True)
+class BlockMove:
+    """A block to be copied between the device and the host; which way, says who returned it."""
+
+    src: int
+    dst: int
+
+
 _NOTHING_CHANGED = Allocation((), None)
 
 
 class BlockManager:
-    """Owns the pool; every change of a block table goes through it."""
+    """Owns both pools and the prefix cache; every change of a block table goes through it.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        """Manage `num_blocks` blocks of `block_size` tokens."""
+    Blocks change hands when they are scheduled, not when they are computed: a block may be registered, shared or moved
+    as soon as the step that fills it is certain to run before whatever reads it.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, num_host_blocks: int = 0, enable_prefix_caching: bool = True
+    ) -> None:
+        """Manage `num_blocks` blocks of `block_size` tokens on the device, and `num_host_blocks` to swap them to."""
         self.block_size = block_size
         self._pool = BlockPool(num_blocks)
+        self._host_pool = BlockPool(num_host_blocks)
+        self._cache = PrefixCache(num_blocks)
+        self._hasher = BlockHasher() if enable_prefix_caching else None
+        self._num_evicted_blocks = 0
+
+    # --- how full it is ---
 
     @property
     def num_blocks(self) -> int:
@@ -47,7 +69,7 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no table holds."""
+        """Blocks that no table holds, cached ones included: they are evicted when nothing else is left."""
         return self._pool.num_free_blocks
 
     @property
@@ -55,9 +77,53 @@ class BlockManager:
         """Blocks that at least one table holds; a shared block counts once."""
         return self.num_blocks - self.num_free_blocks
 
+    @property
+    def num_saved_blocks(self) -> int:
+        """How many more blocks would be in use if none were shared."""
+        return self._pool.num_references - self.num_used_blocks
+
+    @property
+    def enable_prefix_caching(self) -> bool:
+        """Full blocks are kept for whoever begins alike."""
+        return self._hasher is not None
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that hold a prefix which others may share, used ones included."""
+        return len(self._cache)
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Cached blocks that were handed out for something else, since the start."""
+        return self._num_evicted_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks in host memory."""
+        return self._host_pool.num_blocks
+
+    @property
+    def num_used_host_blocks(self) -> int:
+        """Of them, those that hold blocks of swapped-out tables."""
+        return self.num_host_blocks - self._host_pool.num_free_blocks
+
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    def num_reclaimable_blocks(self, table: BlockTable) -> int:
+        """Blocks that would be free if the table were freed: those that no other table holds."""
+        return sum(1 for block_id in table.block_ids if self._pool.ref_count(block_id) == 1)
+
+    def num_shared_tokens(self, table: BlockTable) -> int:
+        """Slots of the table's leading blocks that other tables hold too."""
+        num_shared = next(
+            (position for position, block_id in enumerate(table.block_ids) if self._pool.ref_count(block_id) == 1),
+            len(table),
+        )
+        return num_shared * self.block_size
+
+    # --- block tables ---
 
     def allocate(self, table: BlockTable, num_computed_tokens: int, num_tokens: int) -> Allocation | None:
         """Make the slots of tokens `num_computed_tokens .. num_tokens - 1` exist and belong to this table alone.
@@ -75,7 +141,7 @@ class BlockManager:
         if num_new + (copied is not None) > self.num_free_blocks:
             return None
         copy_on_write = None if copied is None else self._copy(table, copied)
-        new_block_ids = tuple(self._pool.allocate() for _ in range(num_new))
+        new_block_ids = tuple(self._take_block() for _ in range(num_new))
         table.block_ids.extend(new_block_ids)
         return Allocation(new_block_ids, copy_on_write)
 
@@ -84,15 +150,107 @@ class BlockManager:
         shared = table.block_ids[: self.num_blocks_for(num_tokens)]
         for block_id in shared:
             self._pool.share(block_id)
-        return BlockTable(list(shared))
+        return BlockTable(shared, num_registered=min(table.num_registered, num_tokens // self.block_size))
 
     def free(self, table: BlockTable) -> None:
-        """Drop every block of the table, last one first, and leave it empty."""
+        """Drop every block of the table, on the device and on the host, and leave it empty.
+
+        The last block goes first: of two cached blocks of a sequence the later one is evicted earlier.
+        """
         while table.block_ids:
             self._pool.release(table.block_ids.pop())
+        table.num_registered = 0
+        self._free_host_blocks(table)
+
+    # --- prefix caching ---
+
+    def new_prefix(self, *salts: str) -> TokenPrefix:
+        """The keys of a new sequence, which shares blocks with those of equal salts alone."""
+        if self._hasher is None:
+            return TokenPrefix(None, self.block_size, b"")
+        return TokenPrefix(self._hasher, self.block_size, self._hasher.root(salts))
+
+    def find_prefix(self, prefix: TokenPrefix, max_tokens: int) -> CachedPrefix:
+        """The longest cached run of full blocks that a sequence begins with, of at most `max_tokens` tokens.
+
+        Changes nothing. What it returns holds until blocks are allocated or freed.
+        """
+        keys = prefix.keys[: max_tokens // self.block_size]
+        block_ids = self._cache.find(keys)
+        first_difference = None
+        if len(block_ids) < len(keys):
+            num_equal = self._cache.num_equal_tokens(keys[len(block_ids)])
+            if num_equal is not None:
+                first_difference = len(block_ids) * self.block_size + num_equal
+        return CachedPrefix(
+            block_ids=tuple(block_ids),
+            num_tokens=len(block_ids) * self.block_size,
+            num_unused=sum(1 for block_id in block_ids if self._pool.ref_count(block_id) == 0),
+            first_difference=first_difference,
+        )
+
+    def share_prefix(self, table: BlockTable, cached: CachedPrefix) -> None:
+        """Let an empty table begin with cached blocks, which are in use from now on."""
+        assert not table.block_ids, f"a prefix is shared with a table that holds {len(table)} blocks"
+        for block_id in cached.block_ids:
+            self._pool.share(block_id)
+        table.block_ids.extend(cached.block_ids)
+        table.num_registered = len(cached.block_ids)
+
+    def register(self, table: BlockTable, prefix: TokenPrefix, num_tokens: int) -> None:
+        """Let others find the table's full blocks, as far as they are keyed and `num_tokens` tokens are in them.
+
+        The tokens must be computed by steps that are certain to run. A key that is cached already keeps its first
+        block: the table's own is freed with the table.
+        """
+        num_full = min(num_tokens // self.block_size, len(prefix.keys))
+        if num_full <= table.num_registered or self._hasher is None:
+            return
+        for key, block_id in islice(zip(prefix.keys, table.block_ids, strict=False), table.num_registered, num_full):
+            if not self._cache.add(key, block_id):
+                return
+            if block_id in self._cache:
+                self._pool.keep(block_id)
+            table.num_registered += 1
+
+    # --- swapping ---
+
+    def swap_out(self, table: BlockTable, num_tokens: int) -> tuple[BlockMove, ...] | None:
+        """Free the table's blocks on the device; those of its first `num_tokens` tokens get a place on the host.
+
+        Returns:
+            Moves from the device to the host, to be made before anything is written to the blocks that are free now;
+            None when too few host blocks are free, and nothing has changed.
+        """
+        assert not table.host_block_ids, "a table is swapped out twice"
+        moved = table.block_ids[: self.num_blocks_for(num_tokens)]
+        if len(moved) > self._host_pool.num_free_blocks:
+            return None
+        moves = tuple(BlockMove(block_id, self._host_pool.allocate()) for block_id in moved)
+        self.free(table)
+        table.host_block_ids.extend(move.dst for move in moves)
+        return moves
+
+    def swap_in(self, table: BlockTable, first_position: int) -> tuple[BlockMove, ...]:
+        """Bring back what a swapped-out table held, once it has blocks on the device again; its host blocks are free.
+
+        No block may be swapped out after this in the same step: moves to the host are made before those from it.
+
+        Args:
+            table: with its block ids in place for all that was swapped out.
+            first_position: of the block table; the blocks before it are there already, as a cached prefix.
+
+        Returns:
+            Moves from the host to the device.
+        """
+        assert len(table.host_block_ids) <= len(table), "a table is swapped in with too few blocks"
+        pairs = zip(table.host_block_ids, table.block_ids, strict=False)
+        moves = tuple(BlockMove(src, dst) for src, dst in islice(pairs, first_position, None))
+        self._free_host_blocks(table)
+        return moves
 
     def check_integrity(self, tables: Iterable[BlockTable]) -> None:
-        """Prove free + used = total and every reference count.
+        """Prove free + used = total and every reference count of both pools, and what is cached.
 
         Args:
             tables: every block table in existence.
@@ -101,21 +259,40 @@ class BlockManager:
             AssertionError: naming the block at fault.
         """
         counts: Counter[int] = Counter()
+        host_counts: Counter[int] = Counter()
         for table in tables:
             assert len(set(table.block_ids)) == len(table), f"a block stands twice in the table {table.block_ids}"
+            assert table.num_registered <= len(table), f"more blocks are registered than stand in {table.block_ids}"
             counts.update(table.block_ids)
+            host_counts.update(table.host_block_ids)
+        assert all(count == 1 for count in host_counts.values()), "a host block stands in two tables"
         self._pool.check_integrity(counts)
+        self._host_pool.check_integrity(host_counts)
+        self._cache.check_integrity()
+        for block_id in range(self.num_blocks):
+            assert (block_id in self._cache) == self._pool.is_kept(block_id), f"block {block_id} is kept for nothing"
 
     def _shared_partial_block(self, table: BlockTable, num_computed_tokens: int) -> int | None:
         """Position of the block that holds the next token to write, if another table holds it too."""
         position = num_computed_tokens // self.block_size
-        if position < len(table) and self._pool.ref_count(table.block_ids[position]) > 1:
-            return position
+        if position < len(table):
+            assert position >= table.num_registered, f"registered block {table.block_ids[position]} is to be written"
+            if self._pool.ref_count(table.block_ids[position]) > 1:
+                return position
         return None
 
     def _copy(self, table: BlockTable, position: int) -> CopyOnWrite:
         src = table.block_ids[position]
-        dst = self._pool.allocate()
+        dst = self._take_block()
         table.block_ids[position] = dst
         self._pool.release(src)
         return CopyOnWrite(position, src, dst)
+
+    def _take_block(self) -> int:
+        block_id = self._pool.allocate()
+        self._num_evicted_blocks += self._cache.remove(block_id)
+        return block_id
+
+    def _free_host_blocks(self, table: BlockTable) -> None:
+        while table.host_block_ids:
+            self._host_pool.release(table.host_block_ids.pop())

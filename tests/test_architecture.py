@@ -24,7 +24,13 @@ ALLOWED = {
         "scheduler.output",
         "scheduler.sampling_params",
     ),
-    "scheduler": ("paged_cache.manager", "paged_cache.block_table", "paged_cache.block_pool", "paged_cache.spec"),
+    "scheduler": (
+        "paged_cache.manager",
+        "paged_cache.block_table",
+        "paged_cache.block_pool",
+        "paged_cache.prefix_cache",
+        "paged_cache.spec",
+    ),
     "paged_cache": (),
     "kernels": (),
 }
