@@ -1,0 +1,118 @@
+"""How much of the engine each tenant has had: virtual token counters.
+
+After "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024).
+Knows tenants by name and counts tokens; must not know requests, queues or clocks. Who is served next is for others to
+decide by `service_of`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from heapq import heappop, heappush, heapreplace
+
+OUTPUT_WEIGHT = 2.0  # of a generated token against one of a prompt, as in the paper, section 5.1
+
+
+class TenantShares:
+    """A counter of weighted tokens for each tenant with unfinished requests. The one with the least is served next.
+
+    A counter outlives its tenant's requests only while it is above the least of the active ones: below that it would
+    be lifted on the tenant's return. Nothing is remembered of tenants when no request is left.
+    """
+
+    def __init__(self) -> None:
+        """Know no tenant yet."""
+        self._service: dict[str, float] = {}  # of active tenants, and of others while it is above theirs
+        self._by_service: list[tuple[float, str]] = []  # a heap, one entry for each of them; the numbers may lag behind
+        self._num_unfinished: dict[str, int] = {}
+        self._num_running: dict[str, int] = {}
+
+    @property
+    def num_active(self) -> int:
+        """Tenants with unfinished requests."""
+        return len(self._num_unfinished)
+
+    def num_running(self, tenant: str) -> int:
+        """Running sequences of a tenant."""
+        return self._num_running.get(tenant, 0)
+
+    def service_of(self, tenant: str) -> float:
+        """What a tenant has had, in weighted tokens: comparable between active tenants, 0 for one that is not known."""
+        return self._service.get(tenant, 0.0)
+
+    def enter(self, tenant: str) -> None:
+        """Count one more unfinished request. A tenant's first lifts its counter to the least of the active tenants.
+
+        It can thus not save up service that it did not ask for.
+        """
+        if tenant not in self._num_unfinished:
+            least = self._least_active()
+            if tenant in self._service:
+                self._service[tenant] = max(self._service[tenant], least)
+            else:
+                self._service[tenant] = least
+                heappush(self._by_service, (least, tenant))
+        self._num_unfinished[tenant] = self._num_unfinished.get(tenant, 0) + 1
+
+    def leave(self, tenant: str) -> None:
+        """Count one unfinished request less."""
+        _count_down(self._num_unfinished, tenant)
+        if tenant not in self._num_unfinished:
+            self._least_active()  # forgets whose counter is below it
+
+    def started(self, tenant: str) -> None:
+        """Count one more running sequence."""
+        self._num_running[tenant] = self._num_running.get(tenant, 0) + 1
+
+    def stopped(self, tenant: str) -> None:
+        """Count one running sequence less."""
+        _count_down(self._num_running, tenant)
+
+    def charge(self, tenant: str, num_prompt_tokens: float = 0, num_generated_tokens: float = 0) -> None:
+        """Count tokens that were computed for a tenant. It has had nothing worth remembering if it is not known."""
+        if tenant in self._service:
+            self._service[tenant] += num_prompt_tokens + OUTPUT_WEIGHT * num_generated_tokens
+
+    def lift(self, tenant: str, service: float) -> None:
+        """Let a known tenant count as one that has had at least `service`."""
+        if tenant in self._service:
+            self._service[tenant] = max(self._service[tenant], service)
+
+    def check_integrity(self, unfinished: Iterable[str], running: Iterable[str]) -> None:
+        """Prove the counts.
+
+        Args:
+            unfinished: the tenant of each unfinished request.
+            running: the tenant of each running sequence.
+
+        Raises:
+            AssertionError: saying what does not agree.
+        """
+        assert self._num_unfinished == Counter(unfinished), "unfinished requests of tenants are miscounted"
+        assert self._num_running == Counter(running), "running sequences of tenants are miscounted"
+        assert self._num_unfinished.keys() <= self._service.keys(), "an active tenant has no counter"
+        assert self._num_unfinished or not self._service, "counters are left and no tenant is active"
+        assert sorted(tenant for _, tenant in self._by_service) == sorted(self._service), "a counter is not in the heap"
+        for service, tenant in self._by_service:
+            assert service <= self._service[tenant], f"the counter of tenant {tenant!r} ran backwards"
+
+    def _least_active(self) -> float:
+        """The least counter of the active tenants, or 0; those of others that it has caught up with are forgotten."""
+        heap = self._by_service
+        while heap:
+            known, tenant = heap[0]
+            service = self._service[tenant]
+            if known < service:
+                heapreplace(heap, (service, tenant))
+            elif tenant in self._num_unfinished:
+                return service
+            else:
+                heappop(heap)
+                del self._service[tenant]
+        return 0.0
+
+
+def _count_down(counts: dict[str, int], tenant: str) -> None:
+    """One less; no entry is kept at 0."""
+    counts[tenant] -= 1
+    if counts[tenant] == 0:
+        del counts[tenant]
