@@ -6,7 +6,7 @@ seed, the index and, where there is a grammar, of what that allows; candidates f
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from math import exp, log
@@ -49,9 +49,10 @@ def compiled(wanted: StructuredOutput) -> GrammarState:
 
 
 class Prefixes:
-    """Tokens of one sequence, with a digest per position, of all tokens up to and including it."""
+    """Tokens of one sequence, with a digest per position, of its realm and all tokens up to and including it."""
 
-    def __init__(self, token_ids: Collection[int]) -> None:
+    def __init__(self, token_ids: Iterable[int], realm: int = 0) -> None:
+        self._realm = realm
         self.token_ids: list[int] = []
         self.digests: list[int] = []
         for token_id in token_ids:
@@ -59,7 +60,7 @@ class Prefixes:
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        self.digests.append(hash((self.digests[-1] if self.digests else 0, token_id)))
+        self.digests.append(hash((self.digests[-1] if self.digests else self._realm, token_id)))
 
 
 def allowed_tokens(bitmask: bytes) -> list[int]:
@@ -82,9 +83,12 @@ def next_candidates(digest: int, num_candidates: int, forbidden: Collection[int]
     return sorted(scored, key=lambda candidate: -candidate[1])[:num_candidates]
 
 
-def expected_tokens(prompt: list[int], params: SamplingParams, index: int, eos: frozenset[int]) -> list[int]:
+def expected_tokens(
+    prompt: Iterable[int], params: SamplingParams, index: int, eos: frozenset[int], realm: int = 0
+) -> list[int]:
     """The tokens of one sequence, made without any scheduler."""
-    known = Prefixes(prompt)
+    known = Prefixes(prompt, realm)
+    num_prompt_tokens = len(known.token_ids)
     token_ids = known.token_ids
     stops = end_tokens(params, eos)
     grammar = None if params.structured_output is None else compiled(params.structured_output).fork()
@@ -97,7 +101,7 @@ def expected_tokens(prompt: list[int], params: SamplingParams, index: int, eos: 
             break
         if grammar is not None and (token_ids[-1] in eos or not grammar.accept(token_ids[-1]) or grammar.is_complete):
             break
-    return token_ids[len(prompt) :]
+    return token_ids[num_prompt_tokens:]
 
 
 def end_tokens(params: SamplingParams, eos: frozenset[int]) -> frozenset[int]:
@@ -105,10 +109,10 @@ def end_tokens(params: SamplingParams, eos: frozenset[int]) -> frozenset[int]:
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
 
 
-def num_candidates(params: SamplingParams) -> int:
-    """How many candidates a row of a beam search brings."""
+def num_candidates(params: SamplingParams, ends: Collection[int]) -> int:
+    """How many candidates a row of a beam search brings: enough to go on with, whichever of them end the answer."""
     assert params.beam_search is not None
-    return max(2 * params.beam_search.width, params.logprobs or 0)
+    return max(max(2, 1 + len(ends)) * params.beam_search.width, params.logprobs or 0)
 
 
 def _allowed(grammar: GrammarState, stops: frozenset[int], eos: frozenset[int]) -> list[int]:
@@ -143,8 +147,10 @@ class PendingStep:
 class FakeRunner:
     """Executes scheduler outputs over a dictionary of slots.
 
-    Steps run as they are launched, each one's copies and writes before the next one's: so does a device, whenever
-    the results are asked for. A sampled token counts as known to the next launch.
+    A realm stands for those who may share cached blocks: it is part of every digest, so that a block that passes from
+    one realm to another shows as a wrong prefix. Steps run as they are launched, each one's copies and writes before
+    the next one's: so does a device, whenever the results are asked for. A sampled token counts as known to the next
+    launch.
     """
 
     block_size: int
@@ -153,6 +159,7 @@ class FakeRunner:
     slots: dict[tuple[int, int], int] = field(default_factory=dict)  # (block id, offset) -> prefix digest
     host_slots: dict[tuple[int, int], int] = field(default_factory=dict)
     states: dict[int, _State] = field(default_factory=dict)
+    realms: dict[int, int] = field(default_factory=dict)  # seq_id -> realm; 0 for all others
     starts: dict[int, int] = field(default_factory=dict)  # seq_id -> tokens it had computed when it was first named
     times_computed: dict[int, Counter[int]] = field(default_factory=dict)  # seq_id -> position -> how often
 
@@ -180,6 +187,7 @@ class FakeRunner:
 
     def forget_counts(self, seq_id: int) -> None:
         """Drop what was counted of a sequence that has ended."""
+        self.realms.pop(seq_id, None)
         self.starts.pop(seq_id, None)
         self.times_computed.pop(seq_id, None)
 
@@ -203,7 +211,7 @@ class FakeRunner:
         if isinstance(row, NewRow):
             assert row.seq_id not in self.states, "a known sequence arrived as new"
             self.states[row.seq_id] = _State(
-                Prefixes(row.token_ids),
+                Prefixes(row.token_ids, self.realms.get(row.seq_id, 0)),
                 row.num_prompt_tokens,
                 list(row.block_ids),
                 row.params,
@@ -282,7 +290,7 @@ class FakeRunner:
         ends = end_tokens(params, self.eos_token_ids)
         num_generated = len(state.known.token_ids) - state.num_prompt_tokens
         forbidden = ends if num_generated < params.min_tokens else ()
-        return tuple(next_candidates(state.known.digests[-1], num_candidates(params), forbidden))
+        return tuple(next_candidates(state.known.digests[-1], num_candidates(params, ends), forbidden))
 
     def _slot(self, state: _State, position: int) -> tuple[int, int]:
         return state.block_ids[position // self.block_size], position % self.block_size
