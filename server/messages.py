@@ -3,6 +3,7 @@
 import msgspec
 
 from scheduler.output import DropCause, SequenceUpdate
+from scheduler.request_report import RequestReport
 from scheduler.sampling_params import SamplingParams
 from server.token_ids import TokenIds
 
@@ -29,6 +30,13 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None  # None = all of them
 
 
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Edge to engine: what has happened to these requests so far? Answered between two steps."""
+
+    number: int  # of the question
+    request_ids: list[str]
+
+
 class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     """Engine to edge, once, when it is ready to serve."""
 
@@ -42,6 +50,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     load_seconds: float
     kv_cache_bytes: int
     hidden_size: int = 0  # of an embedding
+    enable_prefix_caching: bool = False
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):
@@ -104,7 +113,15 @@ class StepUpdates(msgspec.Struct, frozen=True, tag=True):
 
     updates: list[SequenceUpdate]
     stats: EngineStats
+    reports: list[RequestReport] = []  # of requests that have ended, in whatever way
 
 
-EdgeMessage = Submit | Abort
-EngineMessage = EngineInfo | LoadProgress | EngineFailure | Rejected | StepUpdates
+class Inspection(msgspec.Struct, frozen=True, tag=True):
+    """Engine to edge: the answer to Inspect."""
+
+    number: int  # of the question
+    reports: list[RequestReport]  # of those requests that are in the engine
+
+
+EdgeMessage = Submit | Abort | Inspect
+EngineMessage = EngineInfo | LoadProgress | EngineFailure | Rejected | StepUpdates | Inspection
