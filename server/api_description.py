@@ -28,7 +28,7 @@ class _Answer:
     """What a route answers with: structs, of which one is meant, or a media type with text."""
 
     whole: tuple[type[msgspec.Struct], ...] = ()
-    events: tuple[type[msgspec.Struct], ...] = ()  # the data of a stream's events
+    events: tuple[type[msgspec.Struct], ...] = ()  # the data of a stream's events, those of its errors included
     text: str | None = None  # a media type
 
 
@@ -72,15 +72,15 @@ class Version(msgspec.Struct):
     version: str
 
 
-_COMPLETION = _Answer((responses.Completion,), (responses.Completion,))
+_COMPLETION = _Answer((responses.Completion,), (responses.Completion, Error))
 _STATUS = _Answer((Status,))
 _TOKEN_COUNT = _Answer((messages_answers.TokenCount,))
 _ANSWERS: Mapping[str, _Answer] = {
     "/v1/completions": _COMPLETION,
-    "/v1/chat/completions": _Answer((responses.ChatCompletion,), (responses.ChatCompletionChunk,)),
+    "/v1/chat/completions": _Answer((responses.ChatCompletion,), (responses.ChatCompletionChunk, Error)),
     "/v1/responses": _Answer((response_objects.Response,), get_args(response_objects.ResponseEvent)),
     "/v1/responses/input_tokens": _Answer((response_objects.InputTokenCount,)),
-    MESSAGES_PATH: _Answer((messages_answers.Message,), get_args(messages_answers.MessageEvent)),
+    MESSAGES_PATH: _Answer((messages_answers.Message,), (*get_args(messages_answers.MessageEvent), MessagesError)),
     f"{MESSAGES_PATH}/count_tokens": _TOKEN_COUNT,
     "/v1/embeddings": _Answer((EmbeddingList,)),
     "/v1/models": _Answer((models.ModelList, models.AnthropicModelPage)),
@@ -146,10 +146,7 @@ def _responses(path: str, operation: dict[str, Any], schemas: Mapping[type, dict
     if answer.text is not None:
         content = {answer.text: {"schema": {"type": "string"}}}
     if answer.events:
-        event = {"contentMediaType": "application/json", "contentSchema": _any_of(answer.events, schemas)}
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": "Events; the data of each is JSON. With stream: true.", **event}
-        }
+        content["text/event-stream"] = {"schema": _event(answer.events, schemas)}
     error = schemas[MessagesError if is_messages_path(path) else Error]
     found = {"200": {"description": "The answer.", "content": content}}
     if path == LIVENESS_PATH:
@@ -162,6 +159,24 @@ def _responses(path: str, operation: dict[str, Any], schemas: Mapping[type, dict
         told = str(OVERLOADED) if status == "503" and is_messages_path(path) else status
         found[told] = {"description": _STATUSES[status], "content": {"application/json": {"schema": schema}}}
     return {**found, "default": {"description": "Another error.", "content": {"application/json": {"schema": error}}}}
+
+
+def _event(kinds: tuple[type[msgspec.Struct], ...], schemas: Mapping[type, dict[str, Any]]) -> dict[str, Any]:
+    """One event of a stream, as HTML's "Server-sent events" reads it: an event without a name is a `message`.
+
+    Structs with a tag have it for the name of their event. The streams of the others end with [DONE].
+    """
+    events = []
+    for kind in kinds:
+        tag = kind.__struct_config__.tag
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schemas[kind]}
+        name = {"const": "message" if tag is None else tag}
+        required = ["data"] if tag is None else ["event", "data"]
+        events.append({"type": "object", "properties": {"event": name, "data": data}, "required": required})
+    if any(kind.__struct_config__.tag is None for kind in kinds):
+        end = {"event": {"const": "message"}, "data": {"const": "[DONE]"}}
+        events.append({"type": "object", "properties": end, "required": ["data"]})
+    return {"description": "One of the events that are sent with stream: true.", "anyOf": events}
 
 
 def _security(path: str, *, needs_key: bool, has_admin_key: bool) -> list[dict[str, list[str]]]:
@@ -178,8 +193,8 @@ def _any_of(kinds: tuple[type, ...], schemas: Mapping[type, dict[str, Any]]) -> 
 
 def _answer_schemas() -> tuple[dict[type, dict[str, Any]], dict[str, Any]]:
     """A reference for each struct, and what the references lead to."""
-    kinds = list(dict.fromkeys(kind for answer in _ANSWERS.values() for kind in (*answer.whole, *answer.events)))
-    kinds += [Error, MessagesError]
+    answered = [kind for answer in _ANSWERS.values() for kind in (*answer.whole, *answer.events)]
+    kinds = list(dict.fromkeys([*answered, Error, MessagesError]))
     described = [_as_described(kind) for kind in kinds]
     schemas, components = msgspec.json.schema_components(described, ref_template=_REFERENCE)
     return dict(zip(kinds, schemas, strict=True)), components
