@@ -6,8 +6,8 @@ look-ups per event and nothing per step and running sequence. Must not know how 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from paged_cache.prefix_cache import CachedPrefix
 from scheduler.output import Dropped, FinishReason
 from scheduler.request import Request, Sequence, SequenceStatus
 from scheduler.request_report import (
@@ -19,9 +19,6 @@ from scheduler.request_report import (
     Starvation,
     WaitReason,
 )
-
-if TYPE_CHECKING:
-    from paged_cache.prefix_cache import CachedPrefix
 
 MAX_REPORTED_PREEMPTIONS = 32
 MAX_REPORTED_SEQUENCES = 32
@@ -102,7 +99,7 @@ class RequestLedger:
         elif record.wait_reason != reason:
             self._change_reason(record, reason, now)
 
-    def admitted(self, sequence: Sequence, now: float, cached: "CachedPrefix") -> None:
+    def admitted(self, sequence: Sequence, now: float, cached: CachedPrefix) -> None:
         """One of its sequences runs, for the first time or again. `cached` counts for the request's first only."""
         record = self._records.get(sequence.request.request_id)
         if record is None:
@@ -246,7 +243,7 @@ def _report(record: _Record, now: float, dropped: Dropped | None = None, *, has_
     if record.wait_reason is not None:
         seconds = wait_seconds.get(record.wait_reason, 0.0)
         wait_seconds[record.wait_reason] = seconds + max(0.0, now - record.reason_began)
-    num_generated = sum(s.num_generated_tokens for s in request.sequences)
+    generated = [s.num_generated_tokens for s in request.sequences]
     return RequestReport(
         request_id=request.request_id,
         tenant=request.tenant,
@@ -263,7 +260,8 @@ def _report(record: _Record, now: float, dropped: Dropped | None = None, *, has_
         ended_time=now if has_ended else None,
         num_cached_tokens=record.num_cached_tokens,
         first_difference=record.first_difference,
-        num_generated_tokens=num_generated,
+        num_generated_tokens=sum(generated),
+        max_generated_tokens=max(generated, default=0),
         num_recomputed_tokens=sum(s.num_recomputed_tokens for s in request.sequences),
         num_preemptions=record.num_preemptions,
         preemptions=tuple(record.preemptions),

@@ -64,6 +64,7 @@ class RequestReport:
     num_cached_tokens: int = 0  # of the prompt, at the first admission
     first_difference: int | None = None  # position of the first prompt token that differs from what is cached
     num_generated_tokens: int = 0  # of all sequences
+    max_generated_tokens: int = 0  # of the sequence that has most
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0
     preemptions: tuple[Preemption, ...] = ()  # the first ones, up to a limit

@@ -1,7 +1,8 @@
 """The Prometheus series of one server, in a registry of its own, with the names, labels and meanings that boards know.
 
-What the engine counts is read at the moment of a scrape; what only the edge can see (latencies as a client feels
-them, ends of sequences, HTTP) is recorded as it happens. One record per sequence, as vLLM counts a request with n > 1.
+What the engine counts is read at the moment of a scrape (server/engine_metrics.py); what only the edge can see
+(latencies as a client feels them, ends of sequences, HTTP) is recorded as it happens. One record per sequence, as vLLM
+counts a request with n > 1; of what the engine reports when a prompt and all its sequences have ended, one per prompt.
 """
 
 import math
@@ -9,13 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from scheduler.output import FinishReason
+from scheduler.request_report import RequestReport
 from server.engine_client import EngineClient
+from server.engine_metrics import LABELS, EngineCollector
 
-_LABELS = ("model_name", "engine")
 _ENGINE = "0"
 # vLLM's edges, and finer ones below them: a small model answers faster than its lowest.
 _FIRST_TOKEN_BUCKETS = (
@@ -54,10 +54,25 @@ class ServerMetrics:
     def __init__(self, model_name: str, engine: EngineClient) -> None:
         """Series for one model; the engine's own counters are read from `engine` at each scrape."""
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(model_name, engine))
+        self._registry.register(EngineCollector((model_name, _ENGINE), engine))
         ProcessCollector(registry=self._registry)
         self._labels = (model_name, _ENGINE)
         tokens = _one_two_five(_MAX_TOKENS_BUCKET)
+        self._queue_time = self._histogram(
+            "request_queue_time_seconds", "From the engine's queue to the first admission.", _REQUEST_BUCKETS
+        )
+        self._prefill_time = self._histogram(
+            "request_prefill_time_seconds", "From the first admission to the first token.", _REQUEST_BUCKETS
+        )
+        self._inference_time = self._histogram(
+            "request_inference_time_seconds", "From the first admission to the end.", _REQUEST_BUCKETS
+        )
+        self._prefill_computed = self._histogram(
+            "request_prefill_kv_computed_tokens", "Tokens of a prompt that were not cached.", tokens
+        )
+        self._longest_answer = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest answer to a prompt.", tokens
+        )
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_BUCKETS
         )
@@ -76,7 +91,7 @@ class ServerMetrics:
         self._max_tokens = self._histogram("request_params_max_tokens", "The max_tokens of requests.", tokens)
         self._n = self._histogram("request_params_n", "The n of requests.", _COUNT_BUCKETS)
         success = Counter(
-            "vllm:request_success", "Ended sequences.", (*_LABELS, "finished_reason"), registry=self._registry
+            "vllm:request_success", "Ended sequences.", (*LABELS, "finished_reason"), registry=self._registry
         )
         self._success = {reason: success.labels(*self._labels, reason) for reason in _FINISH_REASONS}
         self._http_requests = Counter(
@@ -113,6 +128,16 @@ class ServerMetrics:
             self._decode_time.observe(record.decode_time)
             self._per_output_token.observe(record.decode_time / (record.num_generation_tokens - 1))
 
+    def observe_report(self, report: RequestReport) -> None:
+        """The engine reports what became of a prompt, however it ended."""
+        self._queue_time.observe(report.queue_seconds)
+        if report.prefill_seconds is not None:
+            self._prefill_time.observe(report.prefill_seconds)
+        if report.inference_seconds is not None:
+            self._inference_time.observe(report.inference_seconds)
+            self._prefill_computed.observe(report.num_prompt_tokens - report.num_cached_tokens)
+            self._longest_answer.observe(report.max_generated_tokens)
+
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """An HTTP request was answered. `handler` is a route's template: a path would make endless series."""
         self._http_requests.labels(handler, method, str(status)).inc()
@@ -123,54 +148,8 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, documentation: str, buckets: Iterable[float]) -> Histogram:
-        family = Histogram(f"vllm:{name}", documentation, _LABELS, buckets=tuple(buckets), registry=self._registry)
+        family = Histogram(f"vllm:{name}", documentation, LABELS, buckets=tuple(buckets), registry=self._registry)
         return family.labels(*self._labels)
-
-
-class _EngineCollector(Collector):
-    """Turns the engine's newest statistics into series. They restart from zero with the engine, as counters may."""
-
-    def __init__(self, model_name: str, engine: EngineClient) -> None:
-        self._labels = (model_name, _ENGINE)
-        self._engine = engine
-
-    def collect(self) -> Iterable[Metric]:
-        stats, info = self._engine.stats, self._engine.info
-        used = stats.num_used_blocks / stats.num_blocks if stats is not None and stats.num_blocks else 0.0
-        yield self._gauge("num_requests_running", "Sequences that run.", stats.num_running if stats else 0)
-        yield self._gauge("num_requests_waiting", "Sequences that wait to run.", stats.num_waiting if stats else 0)
-        yield self._gauge("kv_cache_usage_perc", "Used part of the KV blocks, 0 to 1.", used)
-        yield self._counter("num_preemptions", "Preempted sequences.", stats.num_preemptions if stats else 0)
-        yield self._counter("prompt_tokens", "Tokens of admitted prompts.", stats.num_prompt_tokens if stats else 0)
-        yield self._counter("generation_tokens", "Generated tokens.", stats.num_generation_tokens if stats else 0)
-        yield self._counter(
-            "prompt_tokens_recomputed",
-            "Tokens computed again after preemption.",
-            stats.num_recomputed_tokens if stats else 0,
-        )
-        integrity = CounterMetricFamily(
-            "octavo_kv_cache_integrity_failures", "Idle checks that failed.", labels=_LABELS
-        )
-        integrity.add_metric(self._labels, stats.num_integrity_failures if stats else 0)
-        yield integrity
-        if info is not None:
-            cache = GaugeMetricFamily(
-                "vllm:cache_config_info",
-                "The KV cache, in labels.",
-                labels=(*_LABELS, "block_size", "num_gpu_blocks", "cache_dtype"),
-            )
-            cache.add_metric((*self._labels, str(info.block_size), str(info.num_blocks), info.dtype), 1)
-            yield cache
-
-    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _counter(self, name: str, documentation: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
 
 
 def _one_two_five(limit: int) -> tuple[float, ...]:
