@@ -1,5 +1,10 @@
-"""The device tensors of the paged KV cache. The only file of this package that imports torch."""
+"""The tensors of the paged KV cache, on the device and the host. The only file of this package that imports torch."""
 
+import weakref
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.attention.metadata import KVLayer
@@ -9,12 +14,17 @@ MAX_COPY_BYTES = 64 << 20  # of a copy's temporary: what activations leave of a 
 
 
 class KVCache:
-    """One `KVLayer` per model layer, allocated once at start-up and never resized."""
+    """One `KVLayer` per model layer, and room on the host to swap blocks to; allocated at start-up, never resized."""
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
-        """Allocate zeroed blocks: `num_blocks * spec.bytes_per_block` bytes on `device`."""
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device, num_host_blocks: int = 0) -> None:
+        """Allocate zeroed blocks: `num_blocks * spec.bytes_per_block` bytes on `device`, and so for the host's.
+
+        Raises:
+            MemoryError: if the host's blocks cannot be pinned, so that a GPU could not copy them beside its work.
+        """
         self.spec = spec
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
         # One block's keys and values lie side by side, the unit that copies and transfers move.
         self._data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
@@ -22,6 +32,10 @@ class KVCache:
         if spec.is_quantised:
             self._scales = torch.zeros(shape[:-1], dtype=torch.float32, device=device)
         self.layers = [self._layer(index) for index in range(spec.num_layers)]
+        # All that moves: one tensor, or two where there are scales.
+        self._words = [_as_words(data) for data in (self._data, self._scales) if data is not None]
+        # On the host all layers of a block lie side by side: [num_host_blocks, num_layers, words], as in _words.
+        self._host_words = [_host_blocks(words, num_host_blocks) for words in self._words] if num_host_blocks else []
 
     def _layer(self, index: int) -> KVLayer:
         key, value = self._data[index].unbind(dim=1)
@@ -41,13 +55,80 @@ class KVCache:
         src, dst = block_copies.unbind(dim=1)
         num_bytes = len(src) * self.spec.bytes_per_block // self.spec.num_layers
         num_layers = max(1, MAX_COPY_BYTES // max(1, num_bytes))  # at once
-        for data in (self._data, self._scales):
-            if data is None:
-                continue
-            words = _as_words(data)
+        for words in self._words:
             for first in range(0, self.spec.num_layers, num_layers):
                 layers = words[first : first + num_layers]
                 layers.index_copy_(1, dst, layers.index_select(1, src))
+
+    def swap_out(self, moves: npt.NDArray[np.int64]) -> None:
+        """Copy whole blocks, all layers of them, to the host. A GPU does it in the order of its stream, unwaited for.
+
+        Args:
+            moves: [num_moves, 2] int64, block ids of the device and of the host.
+        """
+        for device_ids, host_ids in self._chunks(moves[:, 0], moves[:, 1]):
+            for words, host_words in zip(self._words, self._host_words, strict=True):
+                gathered = words.index_select(1, device_ids).transpose(0, 1).contiguous()  # as on the host
+                for place, first, num in _runs(host_ids):
+                    host_words[first : first + num].copy_(gathered[place : place + num], non_blocking=True)
+
+    def swap_in(self, moves: npt.NDArray[np.int64]) -> None:
+        """Copy whole blocks back from the host, as `swap_out` does.
+
+        Args:
+            moves: [num_moves, 2] int64, block ids of the host and of the device.
+        """
+        for device_ids, host_ids in self._chunks(moves[:, 1], moves[:, 0]):
+            for words, host_words in zip(self._words, self._host_words, strict=True):
+                gathered = words.new_empty((len(host_ids), *host_words.shape[1:]))
+                for place, first, num in _runs(host_ids):
+                    gathered[place : place + num].copy_(host_words[first : first + num], non_blocking=True)
+                words.index_copy_(1, device_ids, gathered.transpose(0, 1))
+
+    def _chunks(
+        self, device_ids: npt.NDArray[np.int64], host_ids: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[torch.Tensor, list[int]]]:
+        """As many moves at once as the memory for a copy allows: the device's ids on the device, the host's as numbers.
+
+        Args:
+            device_ids: [num_moves].
+            host_ids: [num_moves].
+        """
+        ids = torch.from_numpy(device_ids.copy())
+        if self._data.is_cuda:  # from pinned memory, or the host would wait for the device
+            ids = ids.pin_memory().to(self._data.device, non_blocking=True)
+        num_moves = max(1, MAX_COPY_BYTES // self.spec.bytes_per_block)
+        for first in range(0, len(host_ids), num_moves):
+            yield ids[first : first + num_moves], host_ids[first : first + num_moves].tolist()
+
+
+def _runs(block_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Stretches of ids that follow one another: the place of the first, the first, and how many."""
+    place = 0
+    for end in range(1, len(block_ids) + 1):
+        if end == len(block_ids) or block_ids[end] != block_ids[end - 1] + 1:
+            yield place, block_ids[place], end - place
+            place = end
+
+
+def _host_blocks(words: torch.Tensor, num_host_blocks: int) -> torch.Tensor:  # [num_host_blocks, num_layers, words]
+    """Zeroed host memory for blocks; pinned where a GPU copies them, or each copy would wait for all work before it.
+
+    Registered by hand: torch's own allocator of pinned memory takes up to twice as much, the next power of two.
+    """
+    num_layers, _, num_words = words.shape
+    blocks = torch.zeros((num_host_blocks, num_layers, num_words), dtype=words.dtype)
+    if words.device.type != "cuda":
+        return blocks
+    cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    pointer = blocks.data_ptr()
+    if cuda.cudaHostRegister(pointer, blocks.nbytes, 0) != cuda.cudaError.success:
+        raise MemoryError(
+            f"{blocks.nbytes / 2**30:.1f} GiB of host memory for swapped KV blocks could not be pinned; "
+            f"give less to --swap-space, or raise the limit of locked memory (ulimit -l)."
+        )
+    weakref.finalize(blocks, cuda.cudaHostUnregister, pointer)
+    return blocks
 
 
 def _as_words(data: torch.Tensor) -> torch.Tensor:  # [num_layers, num_blocks, words]
