@@ -14,7 +14,15 @@ from models.forward_batch import ForwardBatch
 from models.pooling import Pooler
 from models.row_table import RowTable
 from models.step_edits import StepEditor
-from models.step_inputs import ScoredPrompt, StepInputs, StepRows, build_inputs, scored_prompts, take_rows
+from models.step_inputs import (
+    ScoredPrompt,
+    StepInputs,
+    StepRows,
+    block_pairs,
+    build_inputs,
+    scored_prompts,
+    take_rows,
+)
 from models.step_outputs import PendingStep, PromptScores, SampledTokens, TokenScores, to_host
 from paged_cache.kv_cache import KVCache
 from scheduler.output import SchedulerOutput, StepResult
@@ -70,6 +78,8 @@ class ModelRunner:
 
         A token that the last step samples counts as known: its id is read on the device.
         """
+        if output.swapped_out:  # before anything is written to blocks that are free by now
+            self._kv_cache.swap_out(block_pairs(output.swapped_out))
         self._table.forget(output.finished_seq_ids)
         if not output.rows:
             return PendingStep(0, self._model.device)
@@ -78,6 +88,8 @@ class ModelRunner:
         inputs = build_inputs(self._table, step, output, scored, self._last_token_ids, self._editor)
         if output.block_copies:
             self._kv_cache.copy_blocks(inputs.block_copies)
+        if output.swapped_in:  # a copy may read a block that is handed out again in the same step
+            self._kv_cache.swap_in(block_pairs(output.swapped_in))
         hidden, logits = self._forward(inputs.batch)
         prompt_scores = self._score_prompts(scored, inputs, hidden)
         sampled = self._sample(step, inputs, logits)

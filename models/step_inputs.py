@@ -4,7 +4,7 @@ Everything here is known on the host before the step before it has ended, but fo
 being sampled: their places are sent, and the device fills them in. Must not know the model or the scheduler's state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from models.forward_batch import ForwardBatch
 from models.row_table import RowTable
 from models.sampler import uniform_numbers
 from models.step_edits import StepEditor
-from scheduler.output import SchedulerOutput
+from scheduler.output import BlockCopy, SchedulerOutput
 
 _ALIGNMENT = 64  # bytes; kernels load 16 at once, and a pointer's alignment must not change from step to step
 
@@ -116,7 +116,7 @@ def build_inputs(
         "sampled_rows": sampled_rows,
         "logprob_places": (table.num_logprobs[sampled_rows] >= 0).nonzero()[0],
         "target_ids": np.concatenate([s.target_ids for s in scored]) if scored else np.empty(0, np.int64),
-        "block_copies": np.array([(copy.src, copy.dst) for copy in output.block_copies], np.int64).reshape(-1, 2),
+        "block_copies": block_pairs(output.block_copies),
         **_sampling_arrays(table, sampled_rows),
         **editor.host_arrays(table, step.rows, step.samples, output.grammar_masks),
     }
@@ -138,6 +138,11 @@ def build_inputs(
         edits=editor.edits(on_device, host),
         **{name: on_device[name] for name in ("sampled_rows", "logprob_places", "target_ids", "block_copies")},
     )
+
+
+def block_pairs(copies: Sequence[BlockCopy]) -> np.ndarray:  # [num_copies, 2] int64
+    """Source and destination of copies."""
+    return np.array([(copy.src, copy.dst) for copy in copies], np.int64).reshape(-1, 2)
 
 
 def _sampling_arrays(table: RowTable, rows: np.ndarray) -> dict[str, np.ndarray]:
