@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from models.candidates import num_candidates
 from models.row_edits import RowEdits
 from scheduler.output import KnownRow, NewRow
 from scheduler.sampling_params import Pooling
@@ -23,6 +24,7 @@ class RowTable:
         self.block_size = block_size
         self.edits: dict[int, RowEdits] = {}  # by row, of those that want their logits edited
         self.poolings: dict[int, Pooling] = {}  # by row, of those whose hidden states are wanted, and no tokens
+        self.num_candidates: dict[int, int] = {}  # by row, of those whose answers are searched for
         self._eos_token_ids = eos_token_ids
         max_num_blocks = -(-max_model_len // block_size)
         self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
@@ -49,6 +51,7 @@ class RowTable:
             self._free_rows.append(row)
             self.edits.pop(row, None)
             self.poolings.pop(row, None)
+            self.num_candidates.pop(row, None)
 
     def take(self, scheduled: NewRow | KnownRow) -> int:
         """Bring a sequence's row up to date with the scheduler's message, and return the row."""
@@ -74,7 +77,9 @@ class RowTable:
         params = new.params
         for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
             getattr(self, name)[row] = getattr(params, name)
-        self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        # A search takes the log-probabilities of its answers from the candidates.
+        wants_scores = params.logprobs is not None and params.beam_search is None
+        self.num_logprobs[row] = params.logprobs if wants_scores else -1
         # The prompt is the same for every sequence of a request: the first one scores it.
         scores_prompt = params.prompt_logprobs is not None and new.index == 0
         self.num_prompt_logprobs[row] = params.prompt_logprobs if scores_prompt else -1
@@ -85,6 +90,8 @@ class RowTable:
             self.edits[row] = edits
         if params.pooling is not None:
             self.poolings[row] = params.pooling
+        if params.beam_search is not None:
+            self.num_candidates[row] = num_candidates(params, self._eos_token_ids)
         return row
 
     def _append_known_tokens(self, row: int, token_ids: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ Waits for the step's own copies alone, never for what was launched after it. Mus
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 
@@ -38,14 +39,31 @@ class TokenScores:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """The likeliest tokens of rows whose answers are searched for; host tensors, filled in time."""
+
+    places: list[int]  # among the rows that sample
+    groups: list[tuple[torch.Tensor, torch.Tensor]]  # ids and log-probabilities, [rows, count] each, of these in turn
+
+    def read(self) -> list[RowResult]:
+        """Those of each of `places`, best first, once they have arrived. A token that is forbidden is none."""
+        return [
+            RowResult(candidates=tuple(pair for pair in zip(row_ids, row_logprobs, strict=True) if pair[1] > -inf))
+            for ids, logprobs in self.groups
+            for row_ids, row_logprobs in zip(ids.tolist(), logprobs.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The token of each row that samples."""
+    """The token of each row that samples, or what a search chooses among."""
 
     places: list[int]  # of these rows in the step
     token_ids: torch.Tensor  # [len(places)] int64, on the host
     num_logprobs: dict[int, int]  # index into `places` -> how many best tokens, for the rows that want any scores
     logprobs: TokenScores | None  # one for each of num_logprobs
     is_forbidden: torch.Tensor | None  # [len(places)] bool, on the host: the row had no token left; None = all had
+    candidates: Candidates | None = None  # None = no answer is searched for
 
     def read(self) -> list[RowResult]:
         """One result for each of `places`."""
@@ -57,6 +75,9 @@ class SampledTokens:
             results = [
                 RowResult((token_id,), (scores[i],) if i in scores else ()) for i, token_id in enumerate(token_ids)
             ]
+        if self.candidates is not None:
+            for i, result in zip(self.candidates.places, self.candidates.read(), strict=True):
+                results[i] = result
         if self.is_forbidden is not None:
             for i in self.is_forbidden.nonzero().flatten().tolist():
                 results[i] = RowResult(is_dead_end=True)
