@@ -72,6 +72,7 @@ class Version(msgspec.Struct):
     version: str
 
 
+_EMBEDDINGS = "/v1/embeddings"
 _COMPLETION = _Answer((responses.Completion,), (responses.Completion, Error))
 _STATUS = _Answer((Status,))
 _TOKEN_COUNT = _Answer((messages_answers.TokenCount,))
@@ -82,7 +83,7 @@ _ANSWERS: Mapping[str, _Answer] = {
     "/v1/responses/input_tokens": _Answer((response_objects.InputTokenCount,)),
     MESSAGES_PATH: _Answer((messages_answers.Message,), (*get_args(messages_answers.MessageEvent), MessagesError)),
     f"{MESSAGES_PATH}/count_tokens": _TOKEN_COUNT,
-    "/v1/embeddings": _Answer((EmbeddingList,)),
+    _EMBEDDINGS: _Answer((EmbeddingList,)),
     "/v1/models": _Answer((models.ModelList, models.AnthropicModelPage)),
     "/v1/models/{model}": _Answer((models.ModelCard, models.AnthropicModel)),
     "/tokenize": _Answer((tokenization.Tokenization,)),
@@ -107,8 +108,10 @@ _STATUSES = {
     "403": "The key does not open this route.",
     "404": "There is no such model.",
     "413": "The body is too large.",
+    "429": "The queue is full: come again after the seconds of Retry-After.",
     "500": "The server is at fault; its log says more.",
-    "503": "The engine is loading, draining or lost: come again after the seconds of Retry-After.",
+    "503": "The engine is loading, draining, lost or overloaded: come again after the seconds of Retry-After.",
+    "504": "The answer was not complete in the time that it may take.",
 }
 
 
@@ -152,6 +155,8 @@ def _responses(path: str, operation: dict[str, Any], schemas: Mapping[type, dict
     if path == LIVENESS_PATH:
         return found
     without = set() if "requestBody" in operation else {"413"}
+    if not answer.events and path != _EMBEDDINGS:  # what no engine computes does not wait for it
+        without |= {"429", "504"}
     if "requestBody" not in operation and not operation.get("parameters"):
         without |= {"400", "404"}
     for status in sorted(_STATUSES.keys() - without):

@@ -11,6 +11,7 @@ from server.fingerprint import system_fingerprint
 from server.metrics import ServerMetrics
 from server.preparer import Preparer
 from server.served_model import ServedModel
+from server.service_terms import Submitter
 from server.tokenizer import Tokenizer
 
 
@@ -46,6 +47,11 @@ class Edge:
             hidden_size=info.hidden_size,
             tool_call_parser=None if self.settings.tool_call_parser == "auto" else self.settings.tool_call_parser,
         )
+
+    def submitter(self, request: Request) -> Submitter:
+        """Who asks: the holder of the key that came with the request."""
+        key_name: str | None = request.state.key_name
+        return Submitter(key_name or "", self.settings.request_timeout, self.settings.queue_timeout)
 
     def fingerprint(self) -> str:
         """Names what answers; empty while nothing does."""

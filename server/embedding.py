@@ -16,12 +16,12 @@ from scheduler.sampling_params import SamplingParams
 from server.engine_client import EngineClient, UpdateStream
 from server.errors import InvalidRequest
 from server.generation import SequenceFailed
-from server.messages import Submit
 from server.metrics import SequenceRecord, ServerMetrics
 from server.protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from server.protocol.fields import parse_body
 from server.protocol.responses import to_json
 from server.served_model import ServedModel
+from server.service_terms import ServiceTerms, Submitter, terms_of
 from server.token_ids import TokenIds
 from server.truncation import PromptTokens, prompt_tokens_of
 
@@ -39,7 +39,7 @@ class PreparedEmbedding:
     params: SamplingParams
     normalize: bool
     as_base64: bool
-    priority: int
+    terms: ServiceTerms
     ignored_fields: tuple[str, ...]
 
 
@@ -61,7 +61,7 @@ def prepare_embedding(body: bytes, model: ServedModel) -> PreparedEmbedding:
         params=SamplingParams(max_tokens=0, temperature=0.0, pooling=request.pooling or "mean"),
         normalize=request.normalize is not False,
         as_base64=request.encoding_format == "base64",
-        priority=request.priority or 0,
+        terms=terms_of(request),
         ignored_fields=tuple(request.ignored_fields()),
     )
 
@@ -83,13 +83,20 @@ class EmbeddingRun:
     """One request on its way through the engine."""
 
     def __init__(
-        self, request: PreparedEmbedding, request_id: str, engine: EngineClient, metrics: ServerMetrics, arrival: float
+        self,
+        request: PreparedEmbedding,
+        request_id: str,
+        engine: EngineClient,
+        metrics: ServerMetrics,
+        arrival: float,
+        submitter: Submitter,
     ) -> None:
         """`request_id` must be unique in the engine; `arrival` is of time.perf_counter()."""
         self._request = request
         self._engine = engine
         self._metrics = metrics
         self._arrival = arrival
+        self._submitter = submitter
         self._engine_ids = [f"{request_id}-{position}" for position in range(len(request.prompts))]
         self._open: dict[str, int] = {}  # submitted and not ended: number of prompt tokens
 
@@ -99,6 +106,7 @@ class EmbeddingRun:
         Raises:
             EngineUnavailable: before anything was submitted, or between two prompts.
             RequestRejected: if the scheduler refuses a prompt.
+            RequestDropped: if there is no room or no time for it.
             EngineDied: if the engine is lost on the way.
             SequenceFailed: if the engine could not go on with it.
         """
@@ -116,7 +124,7 @@ class EmbeddingRun:
 
     async def _submit(self, engine_id: str, prompt: TokenIds) -> UpdateStream:
         arrival_time = time.time() - (time.perf_counter() - self._arrival)
-        message = Submit(engine_id, prompt, self._request.params, arrival_time, self._request.priority)
+        message = self._submitter.message(engine_id, prompt, self._request.params, self._request.terms, arrival_time)
         stream = self._engine.submit(message)
         self._open[engine_id] = len(prompt)
         self._metrics.observe_n(1)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from scheduler.output import SequenceUpdate
+from scheduler.output import DropCause, SequenceUpdate
 from scheduler.request_report import RequestReport
 from server.config import engine_environment
 from server.engine_config import EngineConfig
@@ -39,6 +39,7 @@ __all__ = [
     "EngineRefusedSettings",
     "EngineStartError",
     "EngineUnavailable",
+    "RequestDropped",
     "RequestRejected",
     "UpdateQueue",
     "UpdateStream",
@@ -76,6 +77,16 @@ class RequestRejected(ValueError):
         """Carry the scheduler's words."""
         super().__init__(message)
         self.param = param
+
+
+class RequestDropped(RuntimeError):
+    """The scheduler had no room or no time for the request, with which nothing is wrong."""
+
+    def __init__(self, message: str, cause: DropCause, retry_after: float | None) -> None:
+        """`retry_after`: seconds after which there should be room; None where nobody knows."""
+        super().__init__(message)
+        self.cause = cause
+        self.retry_after = retry_after
 
 
 class EngineClient:
@@ -355,6 +366,8 @@ class EngineClient:
 
 
 def _as_error(rejected: Rejected) -> Exception:
+    if rejected.cause is not None:
+        return RequestDropped(rejected.message, rejected.cause, rejected.retry_after)
     if rejected.is_shortage:
         return EngineUnavailable(rejected.message)
     return RequestRejected(rejected.message, rejected.param)

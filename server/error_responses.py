@@ -13,14 +13,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from server.disconnect import ClientDisconnected
-from server.engine_client import EngineDied, EngineUnavailable, RequestRejected
+from server.engine_client import EngineDied, EngineUnavailable, RequestDropped, RequestRejected
 from server.errors import (
     ApiError,
+    DeadlineExceeded,
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
     RouteNotFound,
     ServiceUnavailable,
+    TooManyRequests,
+    whole_seconds,
 )
 from server.protocol.fields import explain
 from server.protocol.messages_answers import error_body, error_status, is_messages_path
@@ -38,6 +41,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case RequestRejected():
             return InvalidRequest(str(error), error.param)
+        case RequestDropped():
+            return _dropped(error)
         case EngineDied():
             return ServiceUnavailable(str(error), "engine_died")
         case EngineUnavailable():
@@ -45,6 +50,17 @@ def as_api_error(error: Exception) -> ApiError:
         case _:
             logger.error("A request failed.", exc_info=error)
             return InternalError("The server failed on this request; its log says why.")
+
+
+def _dropped(error: RequestDropped) -> ApiError:
+    """A full queue is the callers' to avoid; a long one the server's fault; a deadline is what was agreed."""
+    match error.cause:
+        case "queue_full":
+            return TooManyRequests(str(error), error.cause, error.retry_after)
+        case "queue_timeout":
+            return ServiceUnavailable(str(error), error.cause, whole_seconds(error.retry_after))
+        case "deadline":
+            return DeadlineExceeded(str(error))
 
 
 def error_response(error: Exception, path: str = "") -> Response:
@@ -88,5 +104,5 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, answer_invalid)
     for disconnected in (ClientDisconnected, ClientDisconnect):
         app.add_exception_handler(disconnected, give_up)
-    for expected in (ApiError, EngineUnavailable, EngineDied, RequestRejected):
+    for expected in (ApiError, EngineUnavailable, EngineDied, RequestDropped, RequestRejected):
         app.add_exception_handler(expected, answer)

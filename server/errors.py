@@ -7,14 +7,20 @@ ApiError                          status, type, code, param, message
 |-- InvalidApiKey             401
 |-- PermissionDenied          403 the key does not open this route
 |-- ModelNotFound             404 names another model than the one that is served
+|-- RequestNotFound           404 no request of this id that the key may see
 |-- RouteNotFound             404
 |-- MethodNotAllowed          405
+|-- TooManyRequests           429 there is no room for one more: try again later
 |-- InternalError             500 our fault; the log says more than the answer
-`-- ServiceUnavailable        503 the engine is loading, draining or lost: try again later
+|-- ServiceUnavailable        503 the engine is loading, draining, lost or overloaded: try again later
+`-- DeadlineExceeded          504 the answer was not complete in the time that it may take
 """
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
+
+_MAX_RETRY_SECONDS = 3600
 
 
 class ApiError(Exception):
@@ -89,6 +95,14 @@ class ModelNotFound(ApiError):
     code = "model_not_found"
 
 
+class RequestNotFound(ApiError):
+    """No request of this id is remembered that the key may see."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "request_not_found"
+
+
 class RouteNotFound(ApiError):
     """There is nothing at this path."""
 
@@ -105,6 +119,24 @@ class MethodNotAllowed(ApiError):
     code = "method_not_allowed"
 
 
+class TooManyRequests(ApiError):
+    """There is no room for one more."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, code: str, retry_after: float | None = None) -> None:
+        """`code` tells the reasons apart for programs; `retry_after` in seconds, by measured throughput."""
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """When to come again."""
+        return {"Retry-After": str(whole_seconds(self.retry_after))}
+
+
 class InternalError(ApiError):
     """Our fault. The answer tells nothing of the inside."""
 
@@ -112,7 +144,7 @@ class InternalError(ApiError):
 
 
 class ServiceUnavailable(ApiError):
-    """The engine is loading, draining or lost."""
+    """The engine is loading, draining, lost or overloaded."""
 
     status = 503
     type = "service_unavailable"
@@ -127,3 +159,21 @@ class ServiceUnavailable(ApiError):
     def headers(self) -> Mapping[str, str]:
         """When to come again."""
         return {"Retry-After": str(self.retry_after)}
+
+
+class DeadlineExceeded(ApiError):
+    """The answer was not complete in the time that it may take."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The clients of OpenAI and Anthropic would send it again on their own, with its time long over."""
+        return {"x-should-retry": "false"}
+
+
+def whole_seconds(seconds: float | None) -> int:
+    """A time to wait as Retry-After takes it: at least 1, and no more than an hour."""
+    return 1 if seconds is None else max(1, min(_MAX_RETRY_SECONDS, ceil(seconds)))

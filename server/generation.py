@@ -14,10 +14,10 @@ from functools import partial
 from scheduler.output import FinishReason, SequenceUpdate
 from server.choices import Choice, ChoiceDelta, ChoiceResult, ScoredPrompt
 from server.engine_client import EngineClient, RequestRejected, UpdateQueue, UpdateStream
-from server.messages import Submit
 from server.metrics import SequenceRecord, ServerMetrics
 from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest
+from server.service_terms import Submitter
 from server.stop_strings import StopAutomaton
 from server.tokenizer import Tokenizer
 
@@ -64,12 +64,14 @@ class Generation:
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
         arrival: float,
+        submitter: Submitter,
     ) -> None:
         """`request_id` must be unique in the engine; `arrival` is of time.perf_counter()."""
         self._request = request
         self._engine = engine
         self._metrics = metrics
         self._arrival = arrival
+        self._submitter = submitter
         self._tokenizer = tokenizer
         self._engine_ids = [f"{request_id}-{position}" for position in range(len(request.prompts))]
         # Choices stand in the order of OpenAI: all answers to the first prompt, then those to the second.
@@ -102,6 +104,7 @@ class Generation:
         Raises:
             EngineUnavailable: before anything was submitted, or between two prompts.
             RequestRejected: if the scheduler refuses a prompt, or what it asks for cannot be gone on with.
+            RequestDropped: if there is no room or no time for it.
             EngineDied: if the engine is lost on the way.
             SequenceFailed: if the engine could not go on with it.
         """
@@ -151,7 +154,7 @@ class Generation:
         for engine_id, prompt in zip(self._engine_ids, request.prompts, strict=True):
             if streams:
                 await asyncio.sleep(0)  # thousands of prompts in a row would hold up every other request
-            message = Submit(engine_id, prompt.token_ids, prompt.params, arrival_time, request.priority)
+            message = self._submitter.message(engine_id, prompt.token_ids, prompt.params, request.terms, arrival_time)
             streams.append(self._engine.submit(message))
             self._metrics.observe_n(request.n)
             scored = ScoredPrompt(prompt, request, self._tokenizer)

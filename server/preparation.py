@@ -4,7 +4,7 @@ Chats are prepared in server/chat_preparation.py. Pure functions that may take a
 loop, for a large body in another process (see server/preparer.py). Knows no HTTP and no engine process.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scheduler.sampling_params import SamplingParams
 from server.errors import InvalidRequest
@@ -15,6 +15,7 @@ from server.protocol.prompts import Prompt
 from server.request_bounds import check_bounds
 from server.sampling_fields import max_tokens_of, sampling_params_of, seed_of
 from server.served_model import ServedModel
+from server.service_terms import ServiceTerms, terms_of
 from server.token_ids import TokenIds
 from server.tool_parsers.answer_form import ALL_CONTENT, AnswerForm
 from server.truncation import PromptTokens, prompt_tokens_of
@@ -52,7 +53,7 @@ class PreparedRequest:
     continuous_usage: bool = False  # a stream counts tokens in each chunk
     include_obfuscation: bool = False  # a stream's chunks are filled up to sizes that tell less
     include_timings: bool = False
-    priority: int = 0
+    terms: ServiceTerms = field(default_factory=ServiceTerms)
     stop_token_ids: tuple[int, ...] = ()  # the caller's; an answer tells which of them ended it
 
     @property
@@ -108,7 +109,7 @@ def prepared_request(
         continuous_usage=bool(streaming.continuous_usage_stats),
         include_obfuscation=bool(streaming.include_obfuscation),
         include_timings=bool(request.timings_per_token),
-        priority=request.priority or 0,
+        terms=terms_of(request),
         stop_token_ids=request.stop_token_ids,
     )
 

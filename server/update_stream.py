@@ -53,7 +53,7 @@ class UpdateStream:
         self._queue, self._position = queue, position
 
     async def __aiter__(self) -> AsyncIterator[SequenceUpdate]:
-        """Yield updates as they come. Raises EngineDied, EngineUnavailable or RequestRejected."""
+        """Yield updates as they come. Raises EngineDied, EngineUnavailable, RequestDropped or RequestRejected."""
         while (item := (await self._queue.get())[1]) is not None:
             if isinstance(item, Exception):
                 raise item

@@ -18,6 +18,7 @@ from server.protocol.structured_outputs import Choices, ResponseFormat, SchemaOr
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_LABEL = 1024  # characters of a text that changes no answer
+MAX_SECONDS = 7 * 86400  # of a timeout
 MAX_METADATA = 16  # pairs, as OpenAI takes them
 _MAX_INT = 2**63 - 1
 _MAX_PRIORITY = 2**31 - 1
@@ -81,6 +82,20 @@ class PromptFields(RequestFields):
         "neither the request nor a default bounds those below it: beside 1024, at most a fourth of the window.",
     )
     priority: int | None = Field(None, ge=-_MAX_PRIORITY, le=_MAX_PRIORITY, description="A lower one goes first.")
+    timeout: float | None = Field(
+        None, ge=0.001, le=MAX_SECONDS, description="Seconds in which the answer must be complete; else: 504."
+    )
+    queue_timeout: float | None = Field(
+        None, ge=0.001, le=MAX_SECONDS, description="Seconds that it may wait before it is computed; else: 503."
+    )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_LABEL,
+        description="Share what is cached only with requests of the same key that have the same salt. Without it: with "
+        "all that have none. Requests of other keys never share.",
+    )
+    cache_prompt: bool | None = Field(None, description="false: compute the whole prompt, whatever is cached.")
     user: str | None = Field(None, max_length=MAX_LABEL, description="A label, which changes nothing.")
 
     @property
@@ -170,14 +185,12 @@ class GenerationFields(PromptFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    # Labels and hints, which change no answer: no two requests share what was computed for them
+    # Labels and hints, which change no answer
     safety_identifier: str | None = Field(None, max_length=MAX_LABEL)
     metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = Field(None, max_length=MAX_LABEL)
     prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
-    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_LABEL)
-    cache_prompt: bool | None = None
 
     @property
     def streaming(self) -> StreamOptions:

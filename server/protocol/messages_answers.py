@@ -19,6 +19,7 @@ _TYPE_OF_STATUS = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
 

@@ -14,6 +14,7 @@ from server.off_loop import off_loop_if_large
 from server.protocol.embeddings import EmbeddingRequest
 from server.routes.generating import TRUNCATED_TOKENS_HEADER, ignored_fields_header, read_body
 from server.routes.openapi import body_of
+from server.service_terms import Submitter
 
 router = APIRouter(tags=["embeddings"])
 
@@ -23,12 +24,12 @@ async def create_embeddings(request: Request, edge: CurrentEdge) -> Response:
     """Turn texts into vectors: the model's hidden states, pooled over each text's tokens."""
     arrival = time.perf_counter()
     body = await read_body(request, edge.settings.max_body_size)
-    return await until_disconnect(request.receive, _answer(body, arrival, edge))
+    return await until_disconnect(request.receive, _answer(body, arrival, edge, edge.submitter(request)))
 
 
-async def _answer(body: bytes, arrival: float, edge: Edge) -> Response:
+async def _answer(body: bytes, arrival: float, edge: Edge, submitter: Submitter) -> Response:
     prepared = await edge.preparer.run(prepare_embedding, body, edge.served_model())
-    run = EmbeddingRun(prepared, f"embd-{uuid.uuid4().hex}", edge.engine, edge.metrics, arrival)
+    run = EmbeddingRun(prepared, f"embd-{uuid.uuid4().hex}", edge.engine, edge.metrics, arrival, submitter)
     pooled = await run.pooled()
     num_values = sum(map(len, pooled)) // FLOAT_BYTES
     pieces = await off_loop_if_large(num_values, lambda: answer_pieces(prepared, pooled))

@@ -28,6 +28,7 @@ from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest
 from server.protocol.responses import to_json
 from server.served_model import ServedModel
+from server.service_terms import Submitter
 
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 TRUNCATED_TOKENS_HEADER = "x-octavo-truncated-prompt-tokens"
@@ -91,15 +92,15 @@ async def answer(request: Request, edge: Edge, route: Route[Prepared]) -> Respon
     """Answer one request for generated text. Raises ApiError and the engine client's errors until an answer begins."""
     arrival = time.perf_counter()
     body = await read_body(request, edge.settings.max_body_size)
-    return await until_disconnect(request.receive, _answer(body, arrival, edge, route))
+    return await until_disconnect(request.receive, _answer(body, arrival, edge, route, edge.submitter(request)))
 
 
-async def _answer(body: bytes, arrival: float, edge: Edge, route: Route[Prepared]) -> Response:
+async def _answer(body: bytes, arrival: float, edge: Edge, route: Route[Prepared], submitter: Submitter) -> Response:
     fingerprint = edge.fingerprint()
     prepared = await edge.preparer.run(route.prepare, body, edge.served_model())
     head = Head(f"{route.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model, fingerprint)
     writer = route.writer(prepared, head)
-    generation = Generation(prepared, head.id, edge.engine, edge.tokenizer, edge.metrics, arrival)
+    generation = Generation(prepared, head.id, edge.engine, edge.tokenizer, edge.metrics, arrival, submitter)
     headers = _headers(prepared)
     if not prepared.stream:
         results = await generation.result()

@@ -16,6 +16,7 @@ from server.metrics import ServerMetrics
 from server.preparation import PreparedPrompt, PreparedRequest
 from server.routes import generating
 from server.scored_tokens import ScoredToken
+from server.service_terms import Submitter
 from server.token_ids import TokenIds
 from tests.data_files import emoji, grapheme_tests, mgsm_prompts, naughty_strings
 from tests.server.doubles import EOS, FakeEngine, byte_tokenizer, client_of, make_app, says
@@ -385,7 +386,8 @@ async def test_stream_equals_whole_answer(tokenizer, answer, chunks, bursts):
     engine = FakeEngine(lambda _m, _i: [*spoken, EOS], chunks=chunks, bursts=bursts)
 
     def generation() -> Generation:
-        return Generation(request, f"r{len(engine.submitted)}", engine, tokenizer, ServerMetrics("m", engine), 0.0)
+        request_id, metrics = f"r{len(engine.submitted)}", ServerMetrics("m", engine)
+        return Generation(request, request_id, engine, tokenizer, metrics, 0.0, Submitter())
 
     deltas = [delta async for delta in generation().deltas()]
     (whole,) = await generation().result()
