@@ -8,6 +8,7 @@ import torch
 
 from kernels.attention.backend import AttentionBackend
 from kernels.sampling.logit_edits import FORBIDDEN, apply_edits
+from models.candidates import launch_candidates
 from models.cuda_graphs import CudaGraphs
 from models.decoder import Decoder
 from models.forward_batch import ForwardBatch
@@ -115,6 +116,9 @@ class ModelRunner:
         scored_logits = logits[inputs.logprob_places] if num_logprobs else None
         if inputs.edits is not None:
             apply_edits(logits, inputs.edits)
+        candidates = None
+        if inputs.candidates:
+            candidates = launch_candidates(logits, inputs.candidate_places, inputs.candidates)
         token_ids = self._model.ops.sample(logits, inputs.sampling)
         self._last_token_ids.index_copy_(0, inputs.sampled_rows, token_ids)
         self._table.num_tokens[rows] += 1
@@ -124,7 +128,7 @@ class ModelRunner:
         is_forbidden = None
         if inputs.edits is not None:  # a forbidden token is chosen only where there is no other
             is_forbidden = to_host(logits.gather(1, token_ids[:, None]).squeeze(1) == FORBIDDEN)
-        return SampledTokens(places, to_host(token_ids), num_logprobs, scores, is_forbidden)
+        return SampledTokens(places, to_host(token_ids), num_logprobs, scores, is_forbidden, candidates)
 
     def _score_prompts(
         self, scored: list[ScoredPrompt], inputs: StepInputs, hidden: torch.Tensor

@@ -13,12 +13,14 @@ import torch
 from kernels.attention.metadata import AttentionMetadata
 from kernels.sampling.logit_edits import LogitEdits
 from kernels.sampling.sampling_batch import SamplingBatch
+from models.candidates import wanted_candidates
 from models.forward_batch import ForwardBatch
 from models.row_table import RowTable
 from models.sampler import uniform_numbers
 from models.step_edits import StepEditor
 from scheduler.output import BlockCopy, SchedulerOutput
 
+_OF_RUNNER = ("sampled_rows", "logprob_places", "candidate_places", "target_ids", "block_copies")
 _ALIGNMENT = 64  # bytes; kernels load 16 at once, and a pointer's alignment must not change from step to step
 
 
@@ -52,6 +54,8 @@ class StepInputs:
     edits: LogitEdits | None  # of the same rows' logits
     sampled_rows: torch.Tensor  # [num_sampled] int64, rows of the row table
     logprob_places: torch.Tensor  # [num_wanted] int64, sampled rows whose log-probabilities are wanted
+    candidates: list[tuple[int, int]]  # how many are wanted of which sampled row
+    candidate_places: torch.Tensor  # [len(candidates)] int64, these rows
     target_ids: torch.Tensor  # [num_targets] int64, of all scored prompts end to end
     block_copies: torch.Tensor  # [num_copies, 2] int64, source and destination
 
@@ -103,6 +107,7 @@ def build_inputs(
     num_blocks = -(-int(seq_lens.max()) // table.block_size)
     sampled_rows = step.rows[step.samples]
     pending_places = (positions >= table.num_known_tokens[row_of_token]).nonzero()[0]
+    candidates = wanted_candidates(table.num_candidates, sampled_rows.tolist()) if table.num_candidates else []
     host = {
         "query_start_loc": step.query_start_loc,
         "seq_lens": seq_lens,
@@ -115,6 +120,7 @@ def build_inputs(
         "pending_rows": row_of_token[pending_places],
         "sampled_rows": sampled_rows,
         "logprob_places": (table.num_logprobs[sampled_rows] >= 0).nonzero()[0],
+        "candidate_places": np.array([place for _, place in candidates], np.int64),
         "target_ids": np.concatenate([s.target_ids for s in scored]) if scored else np.empty(0, np.int64),
         "block_copies": block_pairs(output.block_copies),
         **_sampling_arrays(table, sampled_rows),
@@ -136,7 +142,8 @@ def build_inputs(
             all_greedy=not host["temperature"].any(),
         ),
         edits=editor.edits(on_device, host),
-        **{name: on_device[name] for name in ("sampled_rows", "logprob_places", "target_ids", "block_copies")},
+        candidates=candidates,
+        **{name: on_device[name] for name in _OF_RUNNER},
     )
 
 
