@@ -68,6 +68,11 @@ class BeamGroup:
     answers: list[_Answer] = field(default_factory=list)  # the best so far, best first; `width` of them at most
     num_recomputed_tokens: int = 0  # of beams that are dead
 
+    def has_candidates_of(self, sequence: Sequence) -> bool:
+        """Whether those of its next token are in, so that it waits for those of the other beams."""
+        beam = self.beams.get(sequence.seq_id)
+        return beam is not None and beam.candidates is not None
+
 
 def num_candidates(params: SamplingParams, num_end_tokens: int) -> int:
     """How many of its likeliest tokens each row of a beam search must bring.

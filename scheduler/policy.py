@@ -1,23 +1,94 @@
-"""Who gives way when blocks run out, and who goes first. Pure functions over sequences; they change nothing."""
+"""Who gives way when room runs out, who goes first, and what a preemption costs. Pure functions; they change nothing.
 
-from collections.abc import Collection
+The rules: the lowest class gives way first, inside it whoever loses the least work; nobody for ever; for the sake of
+priority only those of a lower class, for the sake of fairness only those of a tenant above its share.
+"""
 
+from collections.abc import Callable, Collection, Iterable
+
+from paged_cache.manager import BlockManager
+from scheduler.config import SchedulerConfig
 from scheduler.request import Sequence
 
 
-def choose_victim(running: Collection[Sequence], max_preemptions: int) -> Sequence:
-    """The sequence whose preemption throws the least computed work away; the latest arrival among equals.
+def choose_victim(running: Collection[Sequence], manager: BlockManager, max_preemptions: int) -> Sequence:
+    """The sequence that frees blocks at the least loss: of the lowest class, with the least work that only it holds.
 
-    A sequence that was preempted `max_preemptions` times is spared while another is left. The one with the most
-    work done is therefore never taken for good, and each step brings it closer to its end: no livelock.
+    One that would free no block is taken only if no other is left. One that was preempted `max_preemptions` times and
+    would lose work again is spared while another is left, whatever its class: the one with the most work done is
+    therefore never taken for good, and each step brings it closer to its end: no livelock. (Preemption: PagedAttention
+    paper, section 4.5.)
     """
-    return min(
-        running,
-        key=lambda s: (s.num_preemptions >= max_preemptions, s.num_computed_tokens, -s.request.arrival_time, -s.seq_id),
+    freeing = [s for s in running if manager.num_reclaimable_blocks(s.block_table)]
+
+    def order(sequence: Sequence) -> tuple[bool, int, int, float, int]:
+        is_spared = sequence.num_preemptions >= max_preemptions and sequence.num_computed_tokens > 0
+        return is_spared, *preemption_order(sequence, manager)
+
+    return min(freeing or running, key=order)
+
+
+def preemption_order(sequence: Sequence, manager: BlockManager) -> tuple[int, int, float, int]:
+    """Sort key of sequences that may give way: the lowest class first, the least work lost, the latest arrival."""
+    return (
+        -sequence.priority,
+        num_lost_tokens(sequence, manager),
+        -sequence.request.arrival_time,
+        -sequence.seq_id,
     )
 
 
+def num_lost_tokens(sequence: Sequence, manager: BlockManager) -> int:
+    """Computed tokens that its preemption would throw away: those in blocks that others hold too are not lost."""
+    return sequence.num_computed_tokens - min(
+        sequence.num_computed_tokens, manager.num_shared_tokens(sequence.block_table)
+    )
+
+
+def least_that_make_room(
+    candidates: Iterable[Sequence], num_blocks_short: int, manager: BlockManager, *, needs_slot: bool
+) -> list[Sequence]:
+    """The first of the candidates that together free enough blocks, and a sequence slot if one is needed.
+
+    Nobody, if all of them would not be enough: a preemption that makes no room is work lost for nothing.
+    """
+    chosen: list[Sequence] = []
+    for sequence in candidates:
+        if num_blocks_short <= 0 and (chosen or not needs_slot):
+            break
+        num_reclaimable = manager.num_reclaimable_blocks(sequence.block_table)
+        if num_reclaimable or needs_slot:
+            chosen.append(sequence)
+            num_blocks_short -= num_reclaimable
+    return chosen if num_blocks_short <= 0 and (chosen or not needs_slot) else []
+
+
+def is_swap_cheaper(sequence: Sequence, manager: BlockManager, config: SchedulerConfig) -> bool:
+    """Copying its blocks to the host and back takes less time than computing them again, as measured at the start.
+
+    Where blocks cost the same to copy, long sequences are swapped and short ones computed again: attention aside, both
+    grow with the length, but a copy has no fixed part. (PagedAttention paper, section 7.3.)
+    """
+    num_blocks = manager.num_blocks_for(sequence.num_computed_tokens)
+    swap = 2 * num_blocks * config.swap_seconds_per_block
+    return swap < num_lost_tokens(sequence, manager) * config.recompute_seconds_per_token
+
+
 def serving_order(sequence: Sequence) -> tuple[int, float, int, int]:
-    """Sort key of sequences that wait: by priority, then by arrival; siblings stand together."""
+    """Sort key of sequences of a tenant: by priority, then by arrival; siblings stand together."""
     request = sequence.request
-    return request.priority, request.arrival_time, request.sequences[0].seq_id, sequence.index
+    return sequence.priority, request.arrival_time, request.first_seq_id, sequence.index
+
+
+def goes_before(waiting: Sequence, priority: int, preempted: Sequence, is_below_share: Callable[[str], bool]) -> bool:
+    """A request that waits for its first admission goes before a preempted sequence, which else comes first.
+
+    Args:
+        waiting: the request whose turn it is.
+        priority: its class, as waiting has lifted it.
+        preempted: the first of the preempted sequences.
+        is_below_share: whether one more sequence of a tenant would leave it within its fair share.
+    """
+    if priority != preempted.priority:
+        return priority < preempted.priority
+    return is_below_share(waiting.request.tenant) and not is_below_share(preempted.request.tenant)

@@ -79,6 +79,7 @@ def build_update(
         finish_reason=accepted.finish_reason,
         stop_token_id=accepted.stop_token_id,
         embedding=result.embedding,
+        num_cached_tokens=sequence.num_cached_tokens,
         num_recomputed_tokens=sequence.num_recomputed_tokens,
         failure=accepted.failure,
     )

@@ -7,12 +7,26 @@ result of the last. Must not know how tokens are computed, what they mean as tex
 
 from collections import deque
 
-from paged_cache.manager import BlockManager
+from paged_cache.manager import BlockManager, BlockMove
 from scheduler.admission import RequestRefused, refuse_unservable
+from scheduler.beam_search import advance_beams
 from scheduler.config import SchedulerConfig
+from scheduler.deadlines import Deadlines
 from scheduler.grammar import GrammarState, MaskComputer, with_end_tokens
-from scheduler.output import GrammarMask, KnownRow, NewRow, RowResult, SchedulerOutput, SequenceUpdate, StepResult
-from scheduler.policy import choose_victim
+from scheduler.ledger import RequestLedger
+from scheduler.output import (
+    BlockCopy,
+    DropCause,
+    Dropped,
+    GrammarMask,
+    KnownRow,
+    NewRow,
+    RowResult,
+    SchedulerOutput,
+    SequenceUpdate,
+    StepResult,
+)
+from scheduler.planner import Planner
 from scheduler.queues import SequenceQueues
 from scheduler.request import Request, Sequence, SequenceStatus
 from scheduler.results import AcceptedTokens, accept_tokens, build_update, unreported_scores
@@ -29,7 +43,7 @@ class Scheduler:
     each one's copies and writes before the next one's, and what a step schedules counts as computed at once. So
     - a block may be freed while steps that read or write it are still to run, since whoever gets it is scheduled
       later, and so copies into it, forks from it and writes to it later;
-    - a block that is shared or copied (fork, copy-on-write) holds what its owner's steps so far have put there;
+    - a block that is shared, cached, copied or swapped holds what its owner's steps so far have put there;
     - a sampled token whose id is not known yet is a place that the next step can compute, for the runner has the id.
     What is not known ahead is the end by a stop token, and whether a prompt's siblings are wanted: a sequence that has
     ended may have one row too many in a launched step, whose result is dropped, and siblings are forked by `update`.
@@ -37,17 +51,27 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, manager: BlockManager) -> None:
         """Schedule over the blocks of `manager`, which nobody else may use."""
+        self.ledger = RequestLedger(config.starving_seconds)
         self._config = config
         self._manager = manager
-        self._queues = SequenceQueues(manager, config.max_num_seqs)
-        self._in_flight: deque[SchedulerOutput] = deque()  # scheduled, not updated
+        self._queues = SequenceQueues(manager, config.max_num_seqs, config.ageing_seconds, self.ledger)
         self._counters = SchedulerCounters()
+        self._planner = Planner(config, manager, self._queues, self.ledger, self._counters)
+        self._in_flight: deque[SchedulerOutput] = deque()  # scheduled, not updated
         self._masks = MaskComputer()
+        self._deadlines = Deadlines()
+        self._dropped: list[Dropped] = []
 
     # --- between steps ---
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, now: float = 0.0) -> None:
         """Queue a request. One for structured output waits until `provide_grammar` brings its grammar.
+
+        Where the queue is full, the request that gives way is found by `take_dropped`: this one, or another.
+
+        Args:
+            request: with a time of arrival.
+            now: seconds since the epoch, as in all the other calls.
 
         Raises:
             RequestRefused: if it could never run, even alone in an empty pool, or its id is in use.
@@ -57,29 +81,57 @@ class Scheduler:
                 f"The request id {request.request_id!r} is in use by an unfinished request.", "request_id"
             )
         refuse_unservable(request, self._config, self._manager)
+        self._queues.now = now
         self._queues.add(request)
+        self._deadlines.watch(request)
+        self._bound_queue(request)
 
-    def provide_grammar(self, request_id: str, grammar: GrammarState) -> None:
+    def provide_grammar(self, request_id: str, grammar: GrammarState, now: float = 0.0) -> None:
         """Let a request run that waits for its grammar, whose beginning this is. One that has ended is no error."""
+        self._queues.now = now
         self._queues.provide_grammar(request_id, grammar)
 
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its sequences, in whatever state it is. An unknown one is no error: it has ended."""
+    def abort(self, request_id: str, index: int | None = None, now: float = 0.0) -> None:
+        """End a request, or one of its sequences, in whatever state it is. An unknown one is no error: it has ended.
+
+        Of a beam search, whose answers are known at its end alone, nothing less than the whole can be ended.
+        """
         request = self._queues.requests.get(request_id)
         if request is None:
             return
+        self._queues.now = now
+        if request.params.beam_search is not None:
+            index = None
         if request.awaits_fork and index is not None:
             # The first sequence still computes the prompt for all of them: the fork leaves this one out.
             request.aborted_indices.add(index)
             if len(request.aborted_indices) < request.params.n:
                 return
             index = None
-        whole = index is None
+        if index is None:
+            self._queues.end(request)
+            return
         for sequence in list(request.sequences):
-            if sequence.status is not SequenceStatus.FINISHED and (whole or sequence.index == index):
+            if sequence.status is not SequenceStatus.FINISHED and sequence.index == index:
                 self._queues.finish(sequence)
-        if whole:
-            self._queues.requests.pop(request_id, None)
+
+    def take_dropped(self) -> list[Dropped]:
+        """The requests that were ended for want of room or time since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def drop_late(self, now: float) -> None:
+        """End the requests whose time is over. Each step begins with it; call it too while nothing can run."""
+        self._queues.now = now
+        for request_id, first_seq_id, is_of_queue in self._deadlines.due(now):
+            request = self._queues.requests.get(request_id)
+            if request is None or request.first_seq_id != first_seq_id:  # it has ended
+                continue
+            waited = f"{max(0.0, now - request.arrival_time):.1f} s"
+            if not is_of_queue:
+                self._drop(request, "deadline", f"The answer was not complete after {waited}, when its time was over.")
+            elif request.sequences[0].status in (SequenceStatus.WAITING, SequenceStatus.WAITING_FOR_GRAMMAR):
+                self._drop(request, "queue_timeout", f"The request waited {waited} and no step had room for it.")
 
     @property
     def has_unfinished(self) -> bool:
@@ -94,12 +146,12 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Counters and gauges as of now."""
-        counters = self._counters
+        manager, queues, counters = self._manager, self._queues, self._counters
         return SchedulerStats(
-            num_running=len(self._queues.running),
-            num_waiting=len(self._queues.sequences) - len(self._queues.running),
-            num_blocks=self._manager.num_blocks,
-            num_used_blocks=self._manager.num_used_blocks,
+            num_running=len(queues.running),
+            num_waiting=len(queues.sequences) - len(queues.running),
+            num_blocks=manager.num_blocks,
+            num_used_blocks=manager.num_used_blocks,
             num_steps=counters.num_steps,
             num_preemptions=counters.num_preemptions,
             num_prompt_tokens=counters.num_prompt_tokens,
@@ -112,14 +164,14 @@ class Scheduler:
             num_dropped_queue_full=counters.num_dropped_queue_full,
             num_dropped_queue_timeout=counters.num_dropped_queue_timeout,
             num_dropped_deadline=counters.num_dropped_deadline,
-            num_deferred=len(self._queues.awaiting_grammar),
-            num_queued_tokens=0,
-            num_starving=0,
-            num_cached_blocks=0,
-            num_evicted_blocks=0,
-            num_saved_blocks=0,
-            num_host_blocks=0,
-            num_used_host_blocks=0,
+            num_deferred=len(queues.awaiting_grammar),
+            num_queued_tokens=queues.waiting.num_tokens,
+            num_starving=self.ledger.num_starving,
+            num_cached_blocks=manager.num_cached_blocks,
+            num_evicted_blocks=manager.num_evicted_blocks,
+            num_saved_blocks=manager.num_saved_blocks,
+            num_host_blocks=manager.num_host_blocks,
+            num_used_host_blocks=manager.num_used_host_blocks,
         )
 
     def check_integrity(self) -> None:
@@ -137,7 +189,7 @@ class Scheduler:
 
     # --- the step ---
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """Choose the tokens of the next step and reserve their blocks.
 
         Running sequences come first, decodes before prefill chunks; when blocks run out one of them is
@@ -145,98 +197,87 @@ class Scheduler:
         last step is in, a step may have no rows: every sequence waits for that result.
         """
         assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "a third step is scheduled before the first is updated"
-        plan = StepPlan(self._config.max_num_batched_tokens)
-        num_uncomputed = {sequence: sequence.num_uncomputed_tokens for sequence in self._queues.running}
-        # A stable sort: within decodes and within chunks the order of admission stands.
-        for sequence in sorted(num_uncomputed, key=lambda s: num_uncomputed[s] > 1):
-            if plan.budget == 0:
-                break
-            if num_uncomputed[sequence] > 0 and sequence.status is SequenceStatus.RUNNING:
-                self._plan_running(sequence, num_uncomputed[sequence], plan)
-        if not plan.preempted:
-            self._admit(plan)
-        assert not plan.is_empty or not self.has_runnable or any(step.rows for step in self._in_flight), (
+        self.drop_late(now)
+        is_first = not any(step.rows for step in self._in_flight)
+        plan = self._planner.plan(must_progress=is_first)
+        assert not (plan.is_empty and is_first and self.has_runnable), (
             "no progress: sequences wait and none was scheduled"
         )
         output = SchedulerOutput(
-            plan.rows(self._queues.known_to_runner),
-            self._queues.take_forgotten(),
-            plan.block_copies(),
-            self._grammar_masks(plan.sampling_grammars()),
+            rows=plan.rows(self._queues.known_to_runner),
+            finished_seq_ids=self._queues.take_forgotten(),
+            block_copies=plan.block_copies(),
+            swapped_out=_as_copies(plan.swapped_out),
+            swapped_in=_as_copies(plan.swapped_in),
+            grammar_masks=self._grammar_masks(plan.sampling_grammars()),
         )
-        plan.commit()
+        self._commit(plan)
         self._queues.known_to_runner.update(row.seq_id for row in output.rows)
         self._in_flight.append(output)
         self._counters.num_steps += bool(output.rows)
         return output
 
-    def update(self, output: SchedulerOutput, result: StepResult) -> list[SequenceUpdate]:
+    def update(self, output: SchedulerOutput, result: StepResult, now: float = 0.0) -> list[SequenceUpdate]:
         """Take in what the oldest scheduled step brought: sampled tokens, forks, stop checks."""
         assert self._in_flight and output is self._in_flight[0], "steps are updated in the order of their scheduling"
         self._in_flight.popleft()
-        updates = []
+        self._queues.now = now
+        updates: list[SequenceUpdate] = []
         for row, row_result in zip(output.rows, result.rows, strict=True):
             sequence = self._queues.sequences.get(row.seq_id)
             if sequence is None:  # aborted while the step ran, or ended by the step before
                 continue
-            update = self._take_result(sequence, row, row_result)
-            if update is not None:
-                updates.append(update)
+            updates += self._take_result(sequence, row, row_result)
         return updates
 
     # --- scheduling ---
 
-    def _chunk_size(self, num_uncomputed_tokens: int, budget: int) -> int:
-        cap = self._config.long_prefill_token_threshold or budget
-        return min(num_uncomputed_tokens, budget, cap)
+    def _commit(self, plan: StepPlan) -> None:
+        """Take the plan's tokens for computed: their blocks can be shared, and their tenants have had them."""
+        block_size = self._manager.block_size
+        shares = self._queues.shares
+        is_charged = shares.num_active > 1
+        for sequence, start in plan.commit():
+            end = sequence.num_computed_tokens
+            if start < sequence.num_lost_tokens:
+                num_again = min(end, sequence.num_lost_tokens) - start
+                sequence.num_recomputed_tokens += num_again
+                self._counters.num_recomputed_tokens += num_again
+            if end // block_size != start // block_size:
+                self._queues.register(sequence)
+            if is_charged and start < sequence.num_prompt_tokens:
+                num_prompt = min(end, sequence.num_prompt_tokens) - start
+                shares.charge(sequence.request.tenant, num_prompt_tokens=num_prompt)
 
-    def _plan_running(self, sequence: Sequence, num_uncomputed_tokens: int, plan: StepPlan) -> None:
-        num_new = self._chunk_size(num_uncomputed_tokens, plan.budget)
-        end = sequence.num_computed_tokens + num_new
-        while (allocation := self._manager.allocate(sequence.block_table, sequence.num_computed_tokens, end)) is None:
-            victim = choose_victim(self._queues.running, self._config.max_preemptions)
-            self._preempt(victim, plan)
-            if victim is sequence:
+    def _bound_queue(self, newcomer: Request) -> None:
+        """Let requests give way until the queue is within its bounds, beyond what the next step could admit anyway."""
+        config, queues, manager = self._config, self._queues, self._manager
+        max_requests = config.max_queued_requests + config.max_num_seqs - len(queues.running)
+        max_tokens = config.max_queued_tokens + manager.num_free_blocks * manager.block_size
+        while queues.num_queued_requests > 1:
+            num_requests, num_tokens = queues.num_queued_requests, queues.waiting.num_tokens
+            if config.max_queued_requests and num_requests > max_requests:
+                full = f"{num_requests - 1} requests wait already"
+            elif config.max_queued_tokens and num_tokens > max_tokens:
+                full = f"prompts of {num_tokens} tokens would wait"
+            else:
                 return
-        plan.add(sequence, num_new, allocation)
+            last = queues.waiting.last()
+            request = newcomer if last is None else last.request
+            self._drop(request, "queue_full", f"The queue is full: {full}. Send the request again later.")
 
-    def _admit(self, plan: StepPlan) -> None:
-        """Admit while budget, sequence slots and blocks last: preempted sequences first, then by priority and arrival.
-
-        A sequence is admitted only if all its known tokens fit now: two half-computed prompts can then never
-        hold what the other needs. One block per running sequence is kept back, so that the next decodes do not
-        preempt the newcomer at once.
-        """
-        while plan.budget > 0 and self._queues.has_room:
-            sequence = self._queues.next_to_admit()
-            if sequence is None:
-                return
-            needed = self._manager.num_blocks_for(sequence.num_tokens)
-            if needed + len(self._queues.running) > self._manager.num_free_blocks:
-                return
-            allocation = self._manager.allocate(sequence.block_table, 0, sequence.num_tokens)
-            assert allocation is not None
-            if sequence.status is SequenceStatus.WAITING and sequence.index == 0:
-                self._counters.num_prompt_tokens += sequence.num_prompt_tokens
-            self._queues.start(sequence)
-            if sequence.num_uncomputed_tokens == 0:  # n > 1 and a prompt of one token: nothing to share
-                self._queues.fork_siblings(sequence)
-                if sequence.status is SequenceStatus.FINISHED:  # aborted; the first of those left takes its place
-                    heir = next((s for s in sequence.request.sequences if s in self._queues.running), None)
-                    if heir is not None:
-                        self._plan_running(heir, heir.num_uncomputed_tokens, plan)
-                    continue
-            plan.add(sequence, self._chunk_size(sequence.num_uncomputed_tokens, plan.budget), allocation)
-
-    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Take a running sequence's blocks, and its row out of this step; its tokens are recomputed later.
-
-        A token of it that a launched step samples is not lost: `update` appends it, and the recompute reads it.
-        """
-        plan.drop(sequence)
-        self._counters.num_preemptions += 1
-        self._counters.num_recomputed_tokens += sequence.num_computed_tokens
-        self._queues.preempt(sequence)
+    def _drop(self, request: Request, cause: DropCause, message: str) -> None:
+        dropped = Dropped(request.request_id, cause, message)
+        self._dropped.append(dropped)
+        match cause:
+            case "queue_full":
+                self._counters.num_dropped_queue_full += 1
+            case "queue_timeout":
+                self._counters.num_dropped_queue_timeout += 1
+            case "deadline":
+                self._counters.num_dropped_deadline += 1
+        self._queues.end(request)
+        self.ledger.dropped(request, dropped, self._queues.now)
 
     def _grammar_masks(self, sampling: list[tuple[int, Sequence, GrammarState]]) -> tuple[GrammarMask, ...]:
         """What rows may sample, given as (place in the step, sequence, grammar)."""
@@ -255,18 +296,31 @@ class Scheduler:
 
     # --- results ---
 
-    def _take_result(self, sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> SequenceUpdate | None:
+    def _take_result(self, sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> list[SequenceUpdate]:
         scores = unreported_scores(sequence, row, result) if result.prompt_logprobs else ()
         accepted = AcceptedTokens()
-        if result.token_ids or result.is_dead_end or result.embedding:
+        answers: list[SequenceUpdate] = []
+        if result.candidates:
+            sequence.num_pending_tokens -= 1
+            answers = advance_beams(sequence, result, self._queues, self._config.eos_token_ids)
+            self._count_generated(sequence, sum(len(answer.token_ids) for answer in answers))
+        elif result.token_ids or result.is_dead_end or result.embedding:
             sequence.num_pending_tokens -= 1
             accepted = accept_tokens(sequence, result.token_ids, self._config.eos_token_ids)
-            self._counters.num_generation_tokens += len(accepted.token_ids)
+            self._count_generated(sequence, len(accepted.token_ids))
             if accepted.finish_reason is not None:
-                self._queues.finish(sequence)
+                self._queues.finish(sequence, accepted.finish_reason)
         elif self._completes_shared_prompt(sequence, row):
             self._queues.fork_siblings(sequence)
-        return build_update(sequence, accepted, result, scores)
+        update = build_update(sequence, accepted, result, scores)
+        return answers if update is None else [update, *answers]
+
+    def _count_generated(self, sequence: Sequence, num_tokens: int) -> None:
+        self._counters.num_generation_tokens += num_tokens
+        if sequence.num_generated_tokens <= num_tokens:
+            self.ledger.first_token(sequence.request, self._queues.now)
+        if self._queues.shares.num_active > 1:
+            self._queues.shares.charge(sequence.request.tenant, num_generated_tokens=num_tokens)
 
     def _completes_shared_prompt(self, sequence: Sequence, row: NewRow | KnownRow) -> bool:
         """The row computed the last token that the siblings share, and its blocks were not taken since."""
@@ -275,3 +329,7 @@ class Scheduler:
             and row.end == sequence.num_prompt_tokens - 1
             and sequence.status is SequenceStatus.RUNNING
         )
+
+
+def _as_copies(moves: list[BlockMove]) -> tuple[BlockCopy, ...]:
+    return tuple(BlockCopy(move.src, move.dst) for move in moves)

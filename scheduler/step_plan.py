@@ -5,10 +5,12 @@ Turns itself into the rows of a SchedulerOutput. Decides nothing, and changes no
 
 from collections.abc import Set
 
-from paged_cache.manager import Allocation
+from paged_cache.manager import Allocation, BlockMove, CopyOnWrite
 from scheduler.grammar import GrammarState
 from scheduler.output import BlockCopy, KnownRow, NewRow
 from scheduler.request import Sequence
+
+_NO_CHANGE = Allocation((), None)
 
 
 class StepPlan:
@@ -18,6 +20,8 @@ class StepPlan:
         """Begin a step of at most `budget` tokens."""
         self.budget = budget  # tokens left
         self.preempted = False  # a sequence gave way: nobody is admitted in this step
+        self.swapped_out: list[BlockMove] = []
+        self.swapped_in: list[BlockMove] = []
         self._planned: dict[Sequence, tuple[int, Allocation]] = {}
         self._looking_back: set[Sequence] = set()  # planned ones that the runner must be told the tokens of
 
@@ -34,12 +38,28 @@ class StepPlan:
         if sequence.request.looks_back:
             self._looking_back.add(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
-        """Take a preempted sequence out again, and its copies with it: their destinations are free for others."""
+    def extend(self, sequence: Sequence, num_new_tokens: int) -> None:
+        """Let a sequence compute more tokens of those that its blocks have room for."""
+        num_planned, allocation = self._planned.get(sequence, (0, _NO_CHANGE))
+        self._planned.pop(sequence, None)
+        self.add(sequence, num_planned + num_new_tokens, allocation)
+        self.budget += num_planned
+
+    def num_tokens_of(self, sequence: Sequence) -> int:
+        """Tokens that it computes in this step."""
+        return self._planned.get(sequence, (0, None))[0]
+
+    def drop(self, sequence: Sequence) -> CopyOnWrite | None:
+        """Take a preempted sequence out again, and its copies with it: their destinations are free for others.
+
+        Returns:
+            Its copy-on-write that will not take place: what it holds is still in the source.
+        """
         self.preempted = True
-        num_new_tokens, _ = self._planned.pop(sequence, (0, None))
+        num_new_tokens, allocation = self._planned.pop(sequence, (0, _NO_CHANGE))
         self._looking_back.discard(sequence)
         self.budget += num_new_tokens
+        return allocation.copy_on_write
 
     def rows(self, known_to_runner: Set[int]) -> tuple[NewRow | KnownRow, ...]:
         """The rows in the order of the batch: decodes first."""
@@ -70,14 +90,21 @@ class StepPlan:
         """Decodes first, each with its tokens and blocks."""
         return sorted(self._planned.items(), key=lambda item: item[1][0] > 1)
 
-    def commit(self) -> None:
-        """Count the planned tokens as computed: whatever is scheduled later comes later on the device too."""
+    def commit(self) -> list[tuple[Sequence, int]]:
+        """Count the planned tokens as computed: whatever is scheduled later comes later on the device too.
+
+        Returns:
+            The sequences, each with the number of its tokens that were computed before.
+        """
+        before = []
         for sequence, (num_new_tokens, _) in self._planned.items():
+            before.append((sequence, sequence.num_computed_tokens))
             sequence.num_computed_tokens += num_new_tokens
             if sequence.has_computed_all:
                 sequence.num_pending_tokens += 1
         for sequence in self._looking_back:
             sequence.num_sent_tokens = sequence.num_tokens
+        return before
 
 
 def _known_row(sequence: Sequence, num_new_tokens: int, allocation: Allocation, *, looks_back: bool) -> KnownRow:

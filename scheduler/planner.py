@@ -1,0 +1,301 @@
+"""Chooses the tokens of a step: who goes on, who is admitted, and who gives way for them.
+
+Decodes go first, then prompts in chunks (Sarathi-Serve, OSDI 2024) and admissions by turns. Reserves blocks as it
+goes. Must not know results, nor how a step is told to the runner.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from paged_cache.manager import BlockManager
+from paged_cache.prefix_cache import CachedPrefix
+from scheduler.config import SchedulerConfig
+from scheduler.ledger import RequestLedger
+from scheduler.policy import choose_victim, is_swap_cheaper, least_that_make_room, preemption_order
+from scheduler.queues import SequenceQueues
+from scheduler.request import Sequence, SequenceStatus
+from scheduler.request_report import PreemptionCause, WaitReason
+from scheduler.stats import SchedulerCounters
+from scheduler.step_plan import StepPlan
+
+_NOTHING_CACHED = CachedPrefix((), 0, 0, None)
+_MAX_IDLE_PROMPTS = 4  # that hold blocks and wait for a part of the budget
+
+
+class Planner:
+    """Plans one step after another over the same queues and blocks."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        manager: BlockManager,
+        queues: SequenceQueues,
+        ledger: RequestLedger,
+        counters: SchedulerCounters,
+    ) -> None:
+        """Plan within the limits of `config`; move sequences by `queues` alone."""
+        self._config = config
+        self._manager = manager
+        self._queues = queues
+        self._ledger = ledger
+        self._counters = counters
+
+    def plan(self, *, must_progress: bool) -> StepPlan:
+        """Choose the tokens of the next step and reserve their blocks.
+
+        Args:
+            must_progress: no step is in flight, so that if anything can run, something must be planned.
+        """
+        plan = StepPlan(self._config.max_num_batched_tokens)
+        chunks = self._plan_decodes(plan)
+        self._plan_prompts(chunks, plan)
+        if must_progress:
+            self._make_way_for_anyone(plan)
+        return plan
+
+    # --- sequences that run ---
+
+    def _plan_decodes(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        """Let every sequence go on that has one token to compute. Returns the others with their uncomputed tokens."""
+        chunks = []
+        # In the order of admission. Preemption takes sequences out of the list meanwhile.
+        for sequence in list(self._queues.running):
+            num_uncomputed = sequence.num_uncomputed_tokens
+            if num_uncomputed > 1:
+                chunks.append((sequence, num_uncomputed))
+            elif num_uncomputed == 1 and plan.budget > 0 and sequence.status is SequenceStatus.RUNNING:
+                self._plan_tokens(sequence, 1, plan)
+        return chunks
+
+    def _plan_prompts(self, chunks: list[tuple[Sequence, int]], plan: StepPlan) -> None:
+        """Share what is left of the budget among prompts in chunks and those that are admitted now, in turns.
+
+        A prompt that would take more than half of it counts as long: all long ones together get half, and the rest
+        goes to the short ones among the others. What these leave goes to the long ones after all.
+        """
+        long_budget = plan.budget // 2
+        long_prompts: list[Sequence] = []
+        num_for_long = long_budget
+
+        def share(sequence: Sequence, num_uncomputed: int) -> None:
+            nonlocal num_for_long
+            num_new = self._chunk_size(num_uncomputed, plan.budget)
+            if sequence.status is not SequenceStatus.RUNNING:  # it ended as it was forked, or gave way
+                return
+            if num_uncomputed > long_budget:
+                long_prompts.append(sequence)
+                num_new = min(num_new, num_for_long)
+                num_for_long -= num_new
+            if num_new:
+                self._plan_tokens(sequence, num_new, plan)
+
+        for sequence, num_uncomputed in self._in_turn(chunks):
+            while self._is_ahead(sequence):
+                admitted = self._admit_next(plan, self._num_idle(long_prompts, plan))
+                if admitted is None:
+                    break
+                share(admitted, admitted.num_uncomputed_tokens)
+            share(sequence, num_uncomputed)
+        while (admitted := self._admit_next(plan, self._num_idle(long_prompts, plan))) is not None:
+            share(admitted, admitted.num_uncomputed_tokens)
+        for sequence in long_prompts:
+            if sequence.status is SequenceStatus.RUNNING:
+                self._lengthen(sequence, plan)
+
+    def _num_idle(self, prompts: list[Sequence], plan: StepPlan) -> int:
+        return sum(plan.num_tokens_of(sequence) == 0 for sequence in prompts)
+
+    def _in_turn(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Prompts in chunks by class, then by what their tenants have had; among equals the order of admission."""
+        if len(chunks) > 1:
+            service_of = self._queues.shares.service_of
+            chunks.sort(key=lambda chunk: (chunk[0].priority, service_of(chunk[0].request.tenant)))
+        return chunks
+
+    def _is_ahead(self, sequence: Sequence) -> bool:
+        """Whoever is to be admitted next goes before this running prompt: of a better class, or with less service."""
+        head = self._queues.next_to_admit()
+        if head is None:
+            return False
+        service_of = self._queues.shares.service_of
+        return (self._queues.class_of(head), service_of(head.request.tenant)) < (
+            sequence.priority,
+            service_of(sequence.request.tenant),
+        )
+
+    def _chunk_size(self, num_uncomputed_tokens: int, budget: int) -> int:
+        cap = self._config.long_prefill_token_threshold or budget
+        return min(num_uncomputed_tokens, budget, cap)
+
+    def _lengthen(self, sequence: Sequence, plan: StepPlan) -> None:
+        num_planned = plan.num_tokens_of(sequence)
+        num_wanted = self._chunk_size(sequence.num_uncomputed_tokens, plan.budget + num_planned)
+        if num_wanted > num_planned:
+            if num_planned:
+                plan.extend(sequence, num_wanted - num_planned)
+            else:
+                self._plan_tokens(sequence, num_wanted, plan)
+
+    def _plan_tokens(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
+        """Let a running sequence compute tokens; whoever holds blocks that it lacks gives way, or else it does."""
+        table, num_computed = sequence.block_table, sequence.num_computed_tokens
+        # Blocks for all that is uncomputed are there since the admission: a chunk can grow without asking again.
+        end = num_computed + max(num_new_tokens, sequence.num_uncomputed_tokens)
+        while (allocation := self._manager.allocate(table, num_computed, end)) is None:
+            victim = choose_victim(self._queues.running, self._manager, self._config.max_preemptions)
+            self._preempt(victim, plan, by=sequence, cause="kv_blocks")
+            if victim is sequence:
+                return
+        plan.add(sequence, num_new_tokens, allocation)
+
+    # --- admission ---
+
+    def _admit_next(self, plan: StepPlan, num_idle: int) -> Sequence | None:
+        """Admit whose turn it is, if there is room, or if others must make some. None: nobody was admitted.
+
+        `num_idle` running prompts have no part in this step; a few may stand there, so that short ones can pass them.
+
+        A sequence is admitted only if all its known tokens fit now: two half-computed prompts can then never hold
+        what the other needs. One block per running sequence is kept back, so that the next decodes do not preempt
+        the newcomer at once. In a step in which somebody gave way nobody else is admitted.
+        """
+        sequence = self._queues.next_to_admit()
+        if sequence is None:
+            return None
+        reason: WaitReason | None = None
+        if plan.budget <= 0 or num_idle > _MAX_IDLE_PROMPTS:
+            reason = "token_budget"
+        elif plan.preempted or (num_short := self._num_blocks_short(sequence, self._find_prefix(sequence))) > 0:
+            reason = "kv_blocks"
+        elif not self._queues.has_room:
+            reason = "max_num_seqs"
+        may_displace = reason is not None and reason != "token_budget" and not plan.preempted
+        if may_displace and self._make_room(sequence, num_short, plan):
+            reason = None
+        if reason is not None:
+            self._ledger.waits(sequence.request, reason, self._queues.now)
+            return None
+        return self._admit(sequence, self._find_prefix(sequence), plan)
+
+    def _admit(self, sequence: Sequence, cached: CachedPrefix, plan: StepPlan) -> Sequence:
+        """Let a sequence run for which there is room. Returns it, or whoever of its request runs in its place."""
+        self._manager.share_prefix(sequence.block_table, cached)
+        allocation = self._manager.allocate(sequence.block_table, cached.num_tokens, sequence.num_tokens)
+        assert allocation is not None
+        if sequence.status is SequenceStatus.WAITING:
+            self._count_prompt(sequence, cached)
+        moves = self._queues.start(sequence, cached)
+        plan.swapped_in += moves
+        self._counters.num_swapped_in_blocks += len(moves)
+        if sequence.num_uncomputed_tokens == 0 and sequence.request.awaits_fork:  # all that is shared is there
+            self._queues.fork_siblings(sequence)
+            if sequence.status is SequenceStatus.FINISHED:  # aborted; the first of those left takes its place
+                return next((s for s in sequence.request.sequences if s in self._queues.running), sequence)
+        return sequence
+
+    def _find_prefix(self, sequence: Sequence) -> CachedPrefix:
+        """The cached blocks that it may begin with. The last token is always computed: the next is sampled from it."""
+        request = sequence.request
+        if not (request.reuses_cache and request.may_skip_prompt and self._manager.enable_prefix_caching):
+            return _NOTHING_CACHED
+        sequence.prefix.extend(sequence.token_ids)
+        return self._manager.find_prefix(sequence.prefix, sequence.num_tokens - 1)
+
+    def _num_blocks_short(self, sequence: Sequence, cached: CachedPrefix) -> int:
+        """Blocks that are missing for its admission, 0 or less if there are enough."""
+        num_new = self._manager.num_blocks_for(sequence.num_tokens) - len(cached.block_ids)
+        num_needed = num_new + cached.num_unused + len(self._queues.running)
+        return num_needed - self._manager.num_free_blocks
+
+    def _count_prompt(self, sequence: Sequence, cached: CachedPrefix) -> None:
+        """Once a request: its first sequence is admitted for the first time."""
+        counters = self._counters
+        counters.num_prompt_tokens += sequence.num_prompt_tokens
+        sequence.num_cached_tokens = cached.num_tokens
+        if sequence.request.reuses_cache and self._manager.enable_prefix_caching:
+            counters.num_prefix_queries += sequence.num_prompt_tokens
+            counters.num_prefix_hits += cached.num_tokens
+
+    # --- giving way ---
+
+    def _make_room(self, sequence: Sequence, num_blocks_short: int, plan: StepPlan) -> bool:
+        """Preempt for whoever is to be admitted, if others must give way to it: for priority's sake, or fairness's."""
+        needs_slot = not self._queues.has_room
+        causes: tuple[tuple[PreemptionCause, list[Sequence]], ...] = (
+            ("priority", self._lower_classes(sequence)),
+            ("fair_share", self._above_share(sequence, num_blocks_short)),
+        )
+        for cause, candidates in causes:
+            order = sorted(candidates, key=lambda s: preemption_order(s, self._manager))
+            chosen = least_that_make_room(order, num_blocks_short, self._manager, needs_slot=needs_slot)
+            for victim in chosen:
+                self._preempt(victim, plan, by=sequence, cause=cause)
+            if chosen:
+                # Blocks that two of them shared were reclaimable by neither alone, and those kept back are fewer now.
+                return self._num_blocks_short(sequence, self._find_prefix(sequence)) <= 0
+        return False
+
+    def _lower_classes(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences that must give way to a better priority, but for what ageing has lifted it by.
+
+        Who was lifted itself before it ran counts as of the class that it was lifted to: nobody takes turns.
+        """
+        priority = sequence.request.priority
+        most = self._config.max_preemptions
+        return [s for s in self._queues.running if s.priority > priority and s.num_preemptions < most]
+
+    def _above_share(self, sequence: Sequence, num_blocks_short: int) -> list[Sequence]:
+        """Running sequences of tenants that hold more than their share, where this one's tenant holds less.
+
+        Each preemption brings the tenants closer to equal shares, and none below: nobody takes turns.
+        """
+        queues, tenant = self._queues, sequence.request.tenant
+        num_active = queues.shares.num_active
+        if num_active < 2 or not queues.is_below_share(tenant):
+            return []
+        num_blocks = Counter[str]()
+        for running in queues.running:
+            num_blocks[running.request.tenant] += len(running.block_table)
+        is_above = queues.is_above_share
+        if num_blocks_short > 0:
+            most = self._manager.num_blocks / num_active
+            if num_blocks[tenant] + self._manager.num_blocks_for(sequence.num_tokens) > most:
+                return []
+            above = {name for name, num_held in num_blocks.items() if num_held > most}
+        else:
+            above = {name for name in num_blocks if is_above(name)}
+        return [
+            s
+            for s in queues.running
+            if s.request.tenant in above
+            and s.priority >= queues.class_of(sequence)
+            and s.num_preemptions < self._config.max_preemptions
+        ]
+
+    def _make_way_for_anyone(self, plan: StepPlan) -> None:
+        """Beams that wait for one another hold blocks and have nothing to compute: one that can go on may need them."""
+        while plan.is_empty and self._queues.running and self._queues.preempted:
+            victim = choose_victim(self._queues.running, self._manager, self._config.max_preemptions)
+            self._preempt(victim, plan, by=self._queues.next_to_admit() or victim, cause="kv_blocks")
+            plan.preempted = False
+            self._plan_prompts([], plan)
+
+    def _preempt(self, sequence: Sequence, plan: StepPlan, *, by: Sequence, cause: PreemptionCause) -> None:
+        """Take a running sequence's blocks, and its row out of this step; its tokens are copied back or computed again.
+
+        A token of it that a launched step samples is not lost: `update` appends it, and what comes after reads it.
+        """
+        dropped_copy = plan.drop(sequence)
+        is_swapped = False
+        if sequence.request.params.pooling != "mean" and is_swap_cheaper(sequence, self._manager, self._config):
+            moves = self._manager.swap_out(sequence.block_table, sequence.num_computed_tokens)
+            if moves is not None:
+                is_swapped = True
+                if dropped_copy is not None:  # what its new block was to hold is still in the old one
+                    moves = tuple(replace(m, src=dropped_copy.src) if m.src == dropped_copy.dst else m for m in moves)
+                sequence.num_swapped_tokens = sequence.num_computed_tokens
+                plan.swapped_out += moves
+                self._counters.num_swapped_out_blocks += len(moves)
+        self._counters.num_preemptions += 1
+        self._ledger.preempted(sequence, self._queues.now, by, cause, is_swapped)
+        self._queues.preempt(sequence)
