@@ -93,7 +93,7 @@ class WaitingQueue:
         turn = self._classes[self._priorities[0]].head()
         if self._ageing_seconds:
             for num_lifts, priority in enumerate(self._priorities[1:], 1):
-                turn = min((turn, *self._classes[priority].aged_heads(now, num_lifts, self._ageing_seconds)))
+                turn = min(turn, self._classes[priority].aged_head(now, num_lifts, self._ageing_seconds) or turn)
         return turn[-1]
 
     def priority_of(self, sequence: Sequence, now: float) -> int:
@@ -111,7 +111,8 @@ class WaitingQueue:
         if not self._priorities:
             return None
         lanes = self._classes[self._priorities[-1]].lanes
-        return max((self._num_tokens_of[tenant], *lane[-1]) for tenant, lane in lanes.items())[-1]
+        most = max(self._num_tokens_of[tenant] for tenant in lanes)
+        return max(lane[-1] for tenant, lane in lanes.items() if self._num_tokens_of[tenant] == most)[-1]
 
     def check_integrity(self) -> None:
         """Prove that places, classes and counts agree.
@@ -189,13 +190,15 @@ class _PriorityClass:
             self._entries[tenant] = turn
             heapreplace(heap, turn)
 
-    def aged_heads(self, now: float, num_lifts: int, ageing_seconds: float) -> list[_Turn]:
-        """The turns of those that have waited for that many lifts."""
-        return [
-            self._turn(tenant)
-            for tenant, lane in self.lanes.items()
-            if _num_lifts(lane[0][0], now, ageing_seconds) >= num_lifts
-        ]
+    def aged_head(self, now: float, num_lifts: int, ageing_seconds: float) -> _Turn | None:
+        """The turn of the tenant with the least service among those whose first has waited for that many lifts."""
+        turn = self.head()
+        if _num_lifts(turn[1], now, ageing_seconds) >= num_lifts:
+            return turn
+        not_after = now - num_lifts * ageing_seconds + 1.0  # a cheap first look: there may be thousands of lanes
+        old = (tenant for tenant, lane in self.lanes.items() if lane[0][0] < not_after)
+        aged = (t for t in old if _num_lifts(self.lanes[t][0][0], now, ageing_seconds) >= num_lifts)
+        return min(map(self._turn, aged), default=None)
 
     def checked_sequences(self) -> Iterator[Sequence]:
         """All of them, proving their places on the way. Raises AssertionError."""
