@@ -51,6 +51,11 @@ class SequenceQueues:
         return self.waiting.num_requests + len(self.awaiting_grammar)
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Of their prompts."""
+        return self.waiting.num_tokens + sum(s.num_prompt_tokens for s in self.awaiting_grammar.values())
+
+    @property
     def has_runnable(self) -> bool:
         """Some sequence runs, or waits for nothing but its admission."""
         return bool(self.running or self.preempted or len(self.waiting))

@@ -165,7 +165,7 @@ class Scheduler:
             num_dropped_queue_timeout=counters.num_dropped_queue_timeout,
             num_dropped_deadline=counters.num_dropped_deadline,
             num_deferred=len(queues.awaiting_grammar),
-            num_queued_tokens=queues.waiting.num_tokens,
+            num_queued_tokens=queues.num_queued_tokens,
             num_starving=self.ledger.num_starving,
             num_cached_blocks=manager.num_cached_blocks,
             num_evicted_blocks=manager.num_evicted_blocks,
@@ -255,7 +255,7 @@ class Scheduler:
         max_requests = config.max_queued_requests + config.max_num_seqs - len(queues.running)
         max_tokens = config.max_queued_tokens + manager.num_free_blocks * manager.block_size
         while queues.num_queued_requests > 1:
-            num_requests, num_tokens = queues.num_queued_requests, queues.waiting.num_tokens
+            num_requests, num_tokens = queues.num_queued_requests, queues.num_queued_tokens
             if config.max_queued_requests and num_requests > max_requests:
                 full = f"{num_requests - 1} requests wait already"
             elif config.max_queued_tokens and num_tokens > max_tokens:
