@@ -83,19 +83,23 @@ class ModelRunner:
             self._kv_cache.swap_out(block_pairs(output.swapped_out))
         self._table.forget(output.finished_seq_ids)
         if not output.rows:
+            self._swap_in(output)
             return PendingStep(0, self._model.device)
         step = take_rows(self._table, output)
         scored = scored_prompts(self._table, step)
         inputs = build_inputs(self._table, step, output, scored, self._last_token_ids, self._editor)
         if output.block_copies:
             self._kv_cache.copy_blocks(inputs.block_copies)
-        if output.swapped_in:  # a copy may read a block that is handed out again in the same step
-            self._kv_cache.swap_in(block_pairs(output.swapped_in))
+        self._swap_in(output)  # after the copies, which may read a block that is handed out again in the same step
         hidden, logits = self._forward(inputs.batch)
         prompt_scores = self._score_prompts(scored, inputs, hidden)
         sampled = self._sample(step, inputs, logits)
         embeddings = self._pooler.pool(self._table, step, hidden)
         return PendingStep(len(output.rows), self._model.device, sampled, prompt_scores, embeddings)
+
+    def _swap_in(self, output: SchedulerOutput) -> None:
+        if output.swapped_in:
+            self._kv_cache.swap_in(block_pairs(output.swapped_in))
 
     def _forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states of all tokens, [num_tokens, hidden_size], and the logits that are wanted."""

@@ -215,16 +215,8 @@ class BlockManager:
 
     # --- swapping ---
 
-    def swap_out(
-        self, table: BlockTable, num_tokens: int, dropped_copy: CopyOnWrite | None = None
-    ) -> tuple[BlockMove, ...] | None:
+    def swap_out(self, table: BlockTable, num_tokens: int) -> tuple[BlockMove, ...] | None:
         """Free the table's blocks on the device; those of its first `num_tokens` tokens get a place on the host.
-
-        Args:
-            table: of a sequence that gives way.
-            num_tokens: tokens of it that are computed by steps before this one.
-            dropped_copy: copy-on-write that this step was to make in the table and will not: what it was to copy is
-                moved instead.
 
         Returns:
             Moves from the device to the host, to be made before anything is written to the blocks that are free now;
@@ -234,8 +226,6 @@ class BlockManager:
         moved = table.block_ids[: self.num_blocks_for(num_tokens)]
         if len(moved) > self._host_pool.num_free_blocks:
             return None
-        if dropped_copy is not None and dropped_copy.position < len(moved):
-            moved[dropped_copy.position] = dropped_copy.src
         moves = tuple(BlockMove(block_id, self._host_pool.allocate()) for block_id in moved)
         self.free(table)
         table.host_block_ids.extend(move.dst for move in moves)

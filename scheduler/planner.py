@@ -287,7 +287,9 @@ class Planner:
         """
         dropped_copy = plan.drop(sequence)
         is_swapped = False
-        if sequence.request.params.pooling != "mean" and is_swap_cheaper(sequence, self._manager, self._config):
+        # The step writes to the host first: it must not write what it reads from there afterwards.
+        may_swap = not plan.swapped_in and sequence.request.params.pooling != "mean"
+        if may_swap and is_swap_cheaper(sequence, self._manager, self._config):
             moves = self._manager.swap_out(sequence.block_table, sequence.num_computed_tokens)
             if moves is not None:
                 is_swapped = True

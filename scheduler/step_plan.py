@@ -59,6 +59,9 @@ class StepPlan:
         num_new_tokens, allocation = self._planned.pop(sequence, (0, _NO_CHANGE))
         self._looking_back.discard(sequence)
         self.budget += num_new_tokens
+        if self.swapped_in:  # in this step, perhaps for this sequence: others may get the blocks
+            held = set(sequence.block_table.block_ids)
+            self.swapped_in = [move for move in self.swapped_in if move.dst not in held]
         return allocation.copy_on_write
 
     def rows(self, known_to_runner: Set[int]) -> tuple[NewRow | KnownRow, ...]:
