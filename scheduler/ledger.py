@@ -142,6 +142,12 @@ class RequestLedger:
         self._ending[sequence.request.request_id] = record
         self._end_wait_without(record, sequence, now)
 
+    def given_up(self, sequence: Sequence, now: float) -> None:
+        """A beam is none of the answers, and its request is left without it."""
+        record = self._records.get(sequence.request.request_id)
+        if record is not None:
+            self._end_wait_without(record, sequence, now)
+
     def dropped(self, request: Request, dropped: Dropped, now: float) -> None:
         """It was ended for want of room or time, perhaps before it was queued."""
         record = self._records.get(request.request_id)

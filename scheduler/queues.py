@@ -192,6 +192,7 @@ class SequenceQueues:
         del self.sequences[sequence.seq_id]
         if reason is None:
             request.sequences.remove(sequence)
+            self._ledger.given_up(sequence, self.now)
         else:
             self._ledger.ended(sequence, self.now, reason)
         if request.is_finished:
