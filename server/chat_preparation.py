@@ -7,6 +7,7 @@ no engine.
 from dataclasses import replace
 from typing import Any
 
+from server.beam_fields import with_beam_search
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.chat_tools import ToolUse, answer_form_of, structured_output_of_tools, tool_use_of
 from server.errors import InvalidRequest
@@ -41,7 +42,7 @@ def prepare_conversation(
     most = max_tokens_of(request, len(tokens.token_ids), model, "messages", bound)
     params = sampling_params_of(request, model, most, logprobs, echo=False)
     structured_output = structured_output_of_tools(request, use, model, params.structured_output)
-    params = replace(params, structured_output=structured_output)
+    params = with_beam_search(request, replace(params, structured_output=structured_output))
     prompt = PreparedPrompt(TokenIds(tokens.token_ids), None, params, num_truncated_tokens=tokens.num_truncated)
     prepared = prepared_request(request, model, [prompt], logprobs)
     return replace(

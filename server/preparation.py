@@ -7,6 +7,7 @@ loop, for a large body in another process (see server/preparer.py). Knows no HTT
 from dataclasses import dataclass, field, replace
 
 from scheduler.sampling_params import SamplingParams
+from server.beam_fields import with_beam_search
 from server.errors import InvalidRequest
 from server.infilling import prompt_with_gap
 from server.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -138,6 +139,7 @@ def _prompt_tokens(request: CompletionRequest, prompt: Prompt, model: ServedMode
 
 def _params(request: CompletionRequest, model: ServedModel, max_tokens: int) -> SamplingParams:
     params = sampling_params_of(request, model, max_tokens, request.logprobs, echo=bool(request.echo))
+    params = with_beam_search(request, params)
     if request.num_sequences == params.n:
         return params
     # The best are found by the log-probabilities of their tokens.

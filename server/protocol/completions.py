@@ -27,13 +27,24 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = Field(None, description="Answer with the prompt before the new text.")
     best_of: int | None = Field(
-        None, ge=1, le=MAX_N, description="Generate this many and answer with the n likeliest by token; no stream."
+        None,
+        ge=1,
+        le=MAX_N,
+        description="Generate this many and answer with the n likeliest by token; no stream. Of a search: beam_width.",
     )
 
     @property
     def num_sequences(self) -> int:
         """How many answers each prompt gets, shown or not."""
-        return max(self.n or 1, self.best_of or 1)
+        n = self.n or 1
+        return n if self.use_beam_search else max(n, self.best_of or 1)
+
+    @property
+    def beam_width_field(self) -> tuple[str, int]:
+        """Which field says how many beams a search has, and how many."""
+        if self.beam_width is None and self.best_of is not None:
+            return "best_of", self.best_of
+        return super().beam_width_field
 
     def refuse_unsupported(self) -> None:
         """Refuse what this server knows and cannot do, and what contradicts itself. Raises InvalidRequest."""
@@ -41,6 +52,10 @@ class CompletionRequest(GenerationFields):
         n = self.n or 1
         if self.best_of is not None and self.best_of < n:
             raise InvalidRequest(f"best_of is {self.best_of}; it must be at least n, which is {n}.", "best_of")
+        if self.use_beam_search and None not in (both := (self.best_of, self.beam_width)) and both[0] != both[1]:
+            raise InvalidRequest(
+                "best_of and beam_width mean the same in a beam search and must not differ.", "best_of"
+            )
         if self.num_sequences > n and self.stream:
             raise InvalidRequest("The best of several answers is known at their end: it is not streamed.", "best_of")
         if self.suffix and self.echo:

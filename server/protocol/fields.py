@@ -17,6 +17,8 @@ from server.protocol.structured_outputs import Choices, ResponseFormat, SchemaOr
 
 MAX_N = 128
 MAX_LOGPROBS = 20
+MAX_BEAM_WIDTH = 32
+_MAX_LENGTH_PENALTY = 10  # to whose power a length is raised
 MAX_LABEL = 1024  # characters of a text that changes no answer
 MAX_SECONDS = 7 * 86400  # of a timeout
 MAX_METADATA = 16  # pairs, as OpenAI takes them
@@ -33,7 +35,6 @@ _INSTEAD = {
     "n_predict": "max_tokens",
     "n_probs": "logprobs",
     "repeat_penalty": "repetition_penalty",
-    "use_beam_search": "best_of",
 }
 
 Request = TypeVar("Request", bound="RequestFields")
@@ -116,9 +117,7 @@ class GenerationFields(PromptFields):
     neutral: ClassVar[dict[str, tuple[object, ...]]] = {
         "dry_multiplier": (0,),
         "dynatemp_range": (0,),
-        "early_stopping": (False,),
         "kv_transfer_params": (),
-        "length_penalty": (1,),
         "logits_processors": ([],),
         "mirostat": (0,),
         "n_predict": (),
@@ -127,7 +126,6 @@ class GenerationFields(PromptFields):
         "tfs_z": (1,),
         "top_n_sigma": (-1,),
         "typical_p": (1,),
-        "use_beam_search": (False,),
         "vllm_xargs": ({},),
         "xtc_probability": (0,),
     }
@@ -155,6 +153,25 @@ class GenerationFields(PromptFields):
     logit_bias: LogitBias = ()
     allowed_token_ids: AllowedTokenIds = Field((), description="Nothing else is sampled.")
     bad_words: BadWords = Field((), description="Words that no answer completes.")
+
+    # The likeliest answers are searched for, and none is drawn
+    use_beam_search: bool | None = Field(
+        None,
+        description="Search for the likeliest answers, and give the n best; nothing is drawn or streamed. Their "
+        "logprobs count what logit_bias, penalties and forbidden tokens change.",
+    )
+    beam_width: int | None = Field(
+        None, ge=1, le=MAX_BEAM_WIDTH, description="Beams that live at once; absent: best_of, else n."
+    )
+    length_penalty: float | None = Field(
+        None,
+        ge=-_MAX_LENGTH_PENALTY,
+        le=_MAX_LENGTH_PENALTY,
+        description="Answers are compared by their log-probability over their length to this power; absent: 1.",
+    )
+    early_stopping: bool | None = Field(
+        None, description="End with beam_width complete answers, though a better one could still come."
+    )
 
     # The form of an answer: one of them
     response_format: ResponseFormat | None = None
@@ -201,6 +218,11 @@ class GenerationFields(PromptFields):
     def wanted_tokens(self) -> int | None:
         """The most tokens that the caller wants generated, if he says so."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
+
+    @property
+    def beam_width_field(self) -> tuple[str, int]:
+        """Which field says how many beams a search has, and how many."""
+        return ("n", self.n or 1) if self.beam_width is None else ("beam_width", self.beam_width)
 
     def refuse_unsupported(self) -> None:
         """Refuse what this server knows and cannot do, and what contradicts itself. Raises InvalidRequest."""
