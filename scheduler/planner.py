@@ -64,7 +64,7 @@ class Planner:
             if num_uncomputed > 1:
                 chunks.append((sequence, num_uncomputed))
             elif num_uncomputed == 1 and plan.budget > 0 and sequence.status is SequenceStatus.RUNNING:
-                self._plan_tokens(sequence, 1, plan)
+                self._plan_tokens(sequence, 1, 1, plan)
         return chunks
 
     def _plan_prompts(self, chunks: list[tuple[Sequence, int]], plan: StepPlan) -> None:
@@ -87,7 +87,7 @@ class Planner:
                 num_new = min(num_new, num_for_long)
                 num_for_long -= num_new
             if num_new:
-                self._plan_tokens(sequence, num_new, plan)
+                self._plan_tokens(sequence, num_new, num_uncomputed, plan)
 
         for sequence, num_uncomputed in self._in_turn(chunks):
             while self._is_ahead(sequence):
@@ -128,19 +128,22 @@ class Planner:
         return min(num_uncomputed_tokens, budget, cap)
 
     def _lengthen(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Give a long prompt what is left of the budget."""
         num_planned = plan.num_tokens_of(sequence)
-        num_wanted = self._chunk_size(sequence.num_uncomputed_tokens, plan.budget + num_planned)
-        if num_wanted > num_planned:
-            if num_planned:
-                plan.extend(sequence, num_wanted - num_planned)
-            else:
-                self._plan_tokens(sequence, num_wanted, plan)
+        num_uncomputed = sequence.num_uncomputed_tokens
+        num_wanted = self._chunk_size(num_uncomputed, plan.budget + num_planned)
+        if num_planned == 0 and num_wanted:
+            self._plan_tokens(sequence, num_wanted, num_uncomputed, plan)
+        elif num_wanted > num_planned:
+            plan.extend(sequence, num_wanted - num_planned)
 
-    def _plan_tokens(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
-        """Let a running sequence compute tokens; whoever holds blocks that it lacks gives way, or else it does."""
+    def _plan_tokens(self, sequence: Sequence, num_new_tokens: int, num_uncomputed: int, plan: StepPlan) -> None:
+        """Let a running sequence compute tokens; whoever holds blocks that it lacks gives way, or else it does.
+
+        Blocks for all that is uncomputed are there since its admission: a chunk can grow without asking again.
+        """
         table, num_computed = sequence.block_table, sequence.num_computed_tokens
-        # Blocks for all that is uncomputed are there since the admission: a chunk can grow without asking again.
-        end = num_computed + max(num_new_tokens, sequence.num_uncomputed_tokens)
+        end = num_computed + num_uncomputed
         while (allocation := self._manager.allocate(table, num_computed, end)) is None:
             victim = choose_victim(self._queues.running, self._manager, self._config.max_preemptions)
             self._preempt(victim, plan, by=sequence, cause="kv_blocks")
@@ -162,20 +165,22 @@ class Planner:
         sequence = self._queues.next_to_admit()
         if sequence is None:
             return None
-        reason: WaitReason | None = None
         if plan.budget <= 0 or num_idle > _MAX_IDLE_PROMPTS:
-            reason = "token_budget"
-        elif plan.preempted or (num_short := self._num_blocks_short(sequence, self._find_prefix(sequence))) > 0:
-            reason = "kv_blocks"
-        elif not self._queues.has_room:
-            reason = "max_num_seqs"
-        may_displace = reason is not None and reason != "token_budget" and not plan.preempted
-        if may_displace and self._make_room(sequence, num_short, plan):
-            reason = None
-        if reason is not None:
-            self._ledger.waits(sequence.request, reason, self._queues.now)
-            return None
-        return self._admit(sequence, self._find_prefix(sequence), plan)
+            return self._hold_up(sequence, "token_budget")
+        if plan.preempted:
+            return self._hold_up(sequence, "kv_blocks")
+        cached = self._find_prefix(sequence)
+        num_short = self._num_blocks_short(sequence, cached)
+        if num_short > 0 or not self._queues.has_room:
+            if not self._make_room(sequence, num_short, plan):
+                return self._hold_up(sequence, "max_num_seqs" if not self._queues.has_room else "kv_blocks")
+            cached = self._find_prefix(sequence)  # who gave way may have held what was found
+        return self._admit(sequence, cached, plan)
+
+    def _hold_up(self, sequence: Sequence, reason: WaitReason) -> Sequence | None:
+        """Tell the ledger why a sequence is not admitted, which it is not."""
+        self._ledger.waits(sequence.request, reason, self._queues.now)
+        return None
 
     def _admit(self, sequence: Sequence, cached: CachedPrefix, plan: StepPlan) -> Sequence:
         """Let a sequence run for which there is room. Returns it, or whoever of its request runs in its place."""

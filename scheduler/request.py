@@ -106,6 +106,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     aborted_indices: set[int] = field(default_factory=set)  # of sequences that were aborted before they existed
     num_scored_tokens: int = 0  # prompt tokens whose log-probabilities have been reported
+    has_token: bool = False  # some sequence has generated one
     num_created_sequences: int = 0  # dead beams included
     first_seq_id: int = -1  # of the first of them
     beams: "BeamGroup | None" = None  # where it is searched for and not sampled, once the prompt is computed

@@ -317,10 +317,12 @@ class Scheduler:
 
     def _count_generated(self, sequence: Sequence, num_tokens: int) -> None:
         self._counters.num_generation_tokens += num_tokens
-        if sequence.num_generated_tokens <= num_tokens:
-            self.ledger.first_token(sequence.request, self._queues.now)
+        request = sequence.request
+        if num_tokens and not request.has_token:
+            request.has_token = True
+            self.ledger.first_token(request, self._queues.now)
         if self._queues.shares.num_active > 1:
-            self._queues.shares.charge(sequence.request.tenant, num_generated_tokens=num_tokens)
+            self._queues.shares.charge(request.tenant, num_generated_tokens=num_tokens)
 
     def _completes_shared_prompt(self, sequence: Sequence, row: NewRow | KnownRow) -> bool:
         """The row computed the last token that the siblings share, and its blocks were not taken since."""
