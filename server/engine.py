@@ -4,8 +4,9 @@ Knows no sockets and no HTTP; the process around it is server/engine_process.py.
 """
 
 import logging
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from scheduler.admission import RequestRefused
 from scheduler.grammar import Vocabulary
 from scheduler.output import SchedulerOutput, SequenceUpdate
 from scheduler.request import Request
+from scheduler.request_report import RequestReport
 from scheduler.scheduler import Scheduler
 from server.engine_builder import build_device_half
 from server.engine_config import EngineConfig
+from server.engine_load import EngineLoad, log_starving
 from server.grammar_compilation import GrammarCompilation
 from server.messages import EngineInfo, EngineStats, Rejected, Submit
 from server.submission_check import refuse_unknown_token_ids
@@ -38,6 +41,7 @@ class Engine:
         *,
         grammars: GrammarCompilation | None = None,
         async_scheduling: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Wire a scheduler to the runner whose cache its blocks name; see `build_engine`.
 
@@ -47,10 +51,14 @@ class Engine:
             info: for the edge.
             grammars: compiles those that requests ask for; None = such requests are refused.
             async_scheduling: while a step runs on the device, the next one is scheduled and launched behind it.
+            clock: seconds since the epoch, as the edge counts them too.
         """
         self._scheduler = scheduler
         self._runner = runner
         self._grammars = grammars
+        self._clock = clock
+        self._load = EngineLoad()
+        self._rejected: list[Rejected] = []  # by the scheduler, not taken yet
         self._num_steps_ahead = 1 if async_scheduling else 0
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()  # launched, not updated
         self._num_integrity_failures = 0
@@ -64,10 +72,17 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """Counters and gauges as of now."""
-        return EngineStats(**asdict(self._scheduler.stats), num_integrity_failures=self._num_integrity_failures)
+        stats = self._scheduler.stats
+        return EngineStats(
+            **asdict(stats),
+            num_integrity_failures=self._num_integrity_failures,
+            queue_seconds=self._load.seconds_until_served(stats),
+        )
 
     def submit(self, message: Submit) -> None:
-        """Queue a request. One for structured output runs when `take_grammars` has found its grammar compiled.
+        """Queue a request, or let `take_rejected` find it where there is no room, or another that gave way to it.
+
+        One for structured output runs when `take_rejected` has found its grammar compiled.
 
         Raises:
             RequestRefused: also for a token id that the model does not have, which would end the engine later.
@@ -76,35 +91,43 @@ class Engine:
         if wanted is not None and self._grammars is None:
             raise RequestRefused(f"{wanted.param} is not supported by this engine.", wanted.param)
         refuse_unknown_token_ids(message, self.info.vocab_size)
-        self._scheduler.add(
-            Request(
-                message.request_id,
-                tuple(message.prompt_token_ids),
-                message.params,
-                message.arrival_time,
-                message.priority,
-            )
-        )
-        if wanted is not None and self._grammars is not None:
+        self._scheduler.add(_as_request(message), self._clock())
+        dropped = self._collect_dropped()
+        if wanted is not None and self._grammars is not None and message.request_id not in dropped:
             self._grammars.request(message.request_id, wanted)
 
-    def take_grammars(self) -> list[Rejected]:
-        """Let the requests run whose grammars are compiled by now; those whose grammars cannot be are ended."""
-        if self._grammars is None:
-            return []
-        finished = self._grammars.take_finished()
-        for compiled in finished:
-            if compiled.state is not None:
-                self._scheduler.provide_grammar(compiled.request_id, compiled.state)
-            else:
-                self._scheduler.abort(compiled.request_id)
-        return [Rejected(c.request_id, c.message, c.param, c.is_shortage) for c in finished if c.state is None]
+    def take_rejected(self) -> list[Rejected]:
+        """Those that were ended since the last call for want of room, time or a grammar; nothing more comes of them.
+
+        Lets the requests run whose grammars are compiled by now, and keeps the time of those that wait while no step
+        does.
+        """
+        now = self._clock()
+        if self._scheduler.has_unfinished:
+            self._scheduler.drop_late(now)
+            self._collect_dropped()
+            log_starving(self._scheduler.ledger.starving(now))
+        self._take_grammars(now)
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    def take_reports(self) -> list[RequestReport]:
+        """What happened to the requests that have ended since the last call."""
+        reports = self._scheduler.ledger.take_ended()
+        self._load.take(reports)
+        return reports
+
+    def inspect(self, request_ids: Iterable[str]) -> list[RequestReport]:
+        """What has happened so far to those of these requests that are here."""
+        now = self._clock()
+        reports = (self._scheduler.ledger.report(request_id, now) for request_id in request_ids)
+        return [report for report in reports if report is not None]
 
     def abort(self, request_id: str, index: int | None) -> None:
         """End a request or one of its sequences, in whatever state."""
         if self._grammars is not None and index is None:
             self._grammars.give_up(request_id)
-        self._scheduler.abort(request_id, index)
+        self._scheduler.abort(request_id, index, self._clock())
 
     def close(self) -> None:
         """End what runs beside the engine. Nothing is asked of it any more."""
@@ -118,12 +141,19 @@ class Engine:
         brings nothing yet, and when nothing is left to schedule the last result is taken by a step of its own.
         """
         if self._scheduler.has_runnable:
-            output = self._scheduler.schedule()
+            now = self._clock()
+            self._load.begins_step(now)
+            output = self._scheduler.schedule(now)
+            self._collect_dropped()
             self._in_flight.append((output, self._runner.launch(output)))
             if len(self._in_flight) <= self._num_steps_ahead:
                 return []
         output, pending = self._in_flight.popleft()
-        return self._scheduler.update(output, pending.result())
+        result = pending.result()
+        now = self._clock()
+        updates = self._scheduler.update(output, result, now)
+        self._load.ends_step(output.num_tokens, now, is_last=not self.has_unfinished)
+        return updates
 
     def check_integrity(self) -> None:
         """Prove that the block pool is whole; if it is not, count and report it and go on serving.
@@ -139,6 +169,46 @@ class Engine:
                 "The block pool is not whole: %s. Blocks may be lost until a restart; please report it.", error
             )
 
+    def _take_grammars(self, now: float) -> None:
+        if self._grammars is None:
+            return
+        for compiled in self._grammars.take_finished():
+            if compiled.state is not None:
+                self._scheduler.provide_grammar(compiled.request_id, compiled.state, now)
+                continue
+            self._scheduler.abort(compiled.request_id, None, now)
+            rejected = Rejected(compiled.request_id, compiled.message, compiled.param, compiled.is_shortage)
+            self._rejected.append(rejected)
+
+    def _collect_dropped(self) -> set[str]:
+        """Take over what the scheduler has dropped, and return the ids."""
+        dropped = self._scheduler.take_dropped()
+        if not dropped:
+            return set()
+        retry_after = self._load.seconds_until_served(self._scheduler.stats)
+        for each in dropped:
+            if self._grammars is not None:
+                self._grammars.give_up(each.request_id)
+            self._rejected.append(
+                Rejected(each.request_id, each.message, is_shortage=True, cause=each.cause, retry_after=retry_after)
+            )
+        return {each.request_id for each in dropped}
+
+
+def _as_request(message: Submit) -> Request:
+    return Request(
+        message.request_id,
+        tuple(message.prompt_token_ids),
+        message.params,
+        message.arrival_time,
+        priority=message.priority,
+        tenant=message.tenant,
+        cache_salt=message.cache_salt,
+        reuses_cache=message.reuses_cache,
+        queue_deadline=message.queue_deadline,
+        deadline=message.deadline,
+    )
+
 
 def build_engine(
     config: EngineConfig,
@@ -150,13 +220,19 @@ def build_engine(
     Args:
         config: from the edge's settings.
         on_progress: called with the stage, and how much of it is done of how much in all.
-        on_grammar: called from a thread when `Engine.take_grammars` has something to take.
+        on_grammar: called from a thread when `Engine.take_rejected` has a grammar to take in.
 
     Raises:
         UnservableSettings, ModelError, BackendUnavailableError, NotEnoughMemory: for a person to read.
     """
     half = build_device_half(config, on_progress)
-    scheduler = Scheduler(half.scheduling, BlockManager(half.info.num_blocks, half.info.block_size))
+    manager = BlockManager(
+        half.info.num_blocks,
+        half.info.block_size,
+        num_host_blocks=half.num_host_blocks,
+        enable_prefix_caching=half.info.enable_prefix_caching,
+    )
+    scheduler = Scheduler(half.scheduling, manager)
     grammars = GrammarCompilation(lambda: _load_vocabulary(config.model_path), half.info.vocab_size, on_grammar)
     return Engine(
         scheduler,

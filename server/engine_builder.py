@@ -24,10 +24,10 @@ from scheduler.config import SchedulerConfig
 from scheduler.output import NewRow
 from server.engine_config import EngineConfig
 from server.engine_sizing import (
-    PreemptionCosts,
     fill_in_for,
     kv_cache_spec,
     max_model_len_of,
+    num_host_kv_blocks,
     num_kv_blocks,
     refuse_cache_dtype,
     scheduler_config,
@@ -36,6 +36,7 @@ from server.engine_sizing import (
     sizes_of_graphs,
 )
 from server.messages import EngineInfo
+from server.preemption_costs import preemption_costs
 from server.startup_steps import largest_step, warm_up
 
 
@@ -47,12 +48,14 @@ class DeviceHalf:
         config: with what was left to the device filled in.
         runner: warmed up, over `info.num_blocks` blocks.
         scheduling: limits for the scheduler.
+        num_host_blocks: KV blocks in host memory, beside those of `info`.
         info: for the edge.
     """
 
     config: EngineConfig
     runner: ModelRunner
     scheduling: SchedulerConfig
+    num_host_blocks: int
     info: EngineInfo
 
 
@@ -89,13 +92,15 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
     )
     # A sequence longer than the whole pool could never end: the limit that clients see says so from the start.
     max_model_len = min(longest, num_blocks * config.block_size)
-    kv_cache = KVCache(spec, num_blocks, device)
+    num_host_blocks = num_host_kv_blocks(config, spec)
+    kv_cache = KVCache(spec, num_blocks, device, num_host_blocks)
     graphs = _capture_graphs(model, backend, kv_cache, batch_sizes, max_model_len, on_progress)
     runner = ModelRunner(
         model, backend, kv_cache, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, graphs=graphs
     )
     if device.type != "cpu":
         warm_up(runner, config, max_model_len)
+    costs = preemption_costs(runner, config, max_model_len, num_host_blocks)
     info = EngineInfo(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
@@ -107,9 +112,10 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
         dtype=spec.dtype,
         load_seconds=time.monotonic() - started,
         kv_cache_bytes=num_blocks * spec.bytes_per_block,
+        enable_prefix_caching=config.enable_prefix_caching,
     )
-    scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, PreemptionCosts())
-    return DeviceHalf(config, runner, scheduling, info)
+    scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, costs)
+    return DeviceHalf(config, runner, scheduling, num_host_blocks, info)
 
 
 def _card_bytes(

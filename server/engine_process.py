@@ -25,6 +25,8 @@ from server.messages import (
     EdgeMessage,
     EngineFailure,
     EngineMessage,
+    Inspect,
+    Inspection,
     LoadProgress,
     Rejected,
     StepUpdates,
@@ -117,7 +119,7 @@ def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
         except ConnectionError:
             engine.close()
             return
-        for rejected in engine.take_grammars():
+        for rejected in engine.take_rejected():
             outbox.send(rejected)
         if engine.has_unfinished:
             updates, checked = engine.step(), False
@@ -126,8 +128,9 @@ def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
             if not checked:
                 engine.check_integrity()
                 checked = True
-        if updates or time.monotonic() - last_sent >= HEARTBEAT_SECONDS:
-            outbox.send(StepUpdates(updates, engine.stats))
+        reports = engine.take_reports()
+        if updates or reports or time.monotonic() - last_sent >= HEARTBEAT_SECONDS:
+            outbox.send(StepUpdates(updates, engine.stats, reports))
             last_sent = time.monotonic()
 
 
@@ -148,6 +151,8 @@ def _take_messages(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
                     outbox.send(Rejected(message.request_id, str(refused), refused.param))
             case Abort():
                 engine.abort(message.request_id, message.index)
+            case Inspect():
+                outbox.send(Inspection(message.number, engine.inspect(message.request_ids)))
 
 
 def main() -> None:

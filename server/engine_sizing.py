@@ -4,7 +4,7 @@ Builds nothing and runs nothing; refuses what cannot be served in words for the 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -15,16 +15,9 @@ from models.memory import GIB, available_host_bytes, host_cache_bytes
 from paged_cache.spec import KVCacheSpec
 from scheduler.config import SchedulerConfig
 from server.engine_config import EngineConfig
+from server.preemption_costs import PreemptionCosts
 
 _CACHE_DTYPES = {"int8": "int8", "fp8": "float8_e4m3fn"}
-
-
-@dataclass(frozen=True, slots=True)
-class PreemptionCosts:
-    """What it takes to bring back a sequence that was preempted. Zeros where there is nothing to choose."""
-
-    recompute_seconds_per_token: float = 0.0
-    swap_seconds_per_block: float = 0.0  # one way
 
 
 class UnservableSettings(RuntimeError):

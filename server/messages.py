@@ -106,6 +106,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     num_host_blocks: int = 0
     num_used_host_blocks: int = 0
     num_integrity_failures: int = 0  # idle checks of the block pool that found it not whole
+    queue_seconds: float | None = None  # for what waits, by the speed of the last steps; None = nothing was timed yet
 
 
 class StepUpdates(msgspec.Struct, frozen=True, tag=True):

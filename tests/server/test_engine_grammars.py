@@ -129,7 +129,7 @@ def test_an_abort_while_the_grammar_is_made_ends_the_request():
     engine.abort(Abort("a").request_id, None)
     assert engine.stats.num_waiting == 0
     time.sleep(0.1)
-    assert engine.take_grammars() == []
+    assert engine.take_rejected() == []
     assert not engine._grammars._open
     assert not engine.has_unfinished
 
@@ -140,7 +140,7 @@ def test_a_refused_request_asks_for_no_grammar():
         engine.submit(Submit("a", TokenIds([1]), params(OBJECT, max_tokens=1000), 0.0))
     with pytest.raises(RequestRefused):
         engine.submit(Submit("a", TokenIds([VOCAB_SIZE]), params(OBJECT), 0.0))
-    assert engine.take_grammars() == []
+    assert engine.take_rejected() == []
 
 
 def test_an_engine_without_a_vocabulary_refuses_structured_output():
