@@ -300,7 +300,8 @@ class Scheduler:
         scores = unreported_scores(sequence, row, result) if result.prompt_logprobs else ()
         accepted = AcceptedTokens()
         answers: list[SequenceUpdate] = []
-        if result.candidates:
+        is_searched = sequence.request.params.beam_search is not None
+        if result.candidates or (is_searched and result.is_dead_end):
             sequence.num_pending_tokens -= 1
             answers = advance_beams(sequence, result, self._queues, self._config.eos_token_ids)
             self._count_generated(sequence, sum(len(answer.token_ids) for answer in answers))
