@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from server.middleware import ADMIN_PATHS, LIVENESS_PATH, takes_x_api_key
-from server.protocol import messages_answers, models, response_objects, responses, tokenization
+from server.protocol import messages_answers, models, request_reports, response_objects, responses, tokenization
 from server.protocol.embeddings import Embedding, EmbeddingList
 from server.protocol.messages_answers import MESSAGES_PATH, OVERLOADED, is_messages_path
 
@@ -86,6 +86,7 @@ _ANSWERS: Mapping[str, _Answer] = {
     _EMBEDDINGS: _Answer((EmbeddingList,)),
     "/v1/models": _Answer((models.ModelList, models.AnthropicModelPage)),
     "/v1/models/{model}": _Answer((models.ModelCard, models.AnthropicModel)),
+    "/v1/requests/{id}": _Answer((request_reports.RequestDetails,)),
     "/tokenize": _Answer((tokenization.Tokenization,)),
     "/detokenize": _Answer((tokenization.Detokenization,)),
     "/version": _Answer((Version,)),
@@ -106,9 +107,9 @@ _STATUSES = {
     "400": "The request is at fault; `param` names the field.",
     "401": "The key is missing or wrong.",
     "403": "The key does not open this route.",
-    "404": "There is no such model.",
+    "404": "There is no such model, or no such request.",
     "413": "The body is too large.",
-    "429": "The queue is full: come again after the seconds of Retry-After.",
+    "429": "There is no room for one more: come again after the seconds of Retry-After.",
     "500": "The server is at fault; its log says more.",
     "503": "The engine is loading, draining, lost or overloaded: come again after the seconds of Retry-After.",
     "504": "The answer was not complete in the time that it may take.",
@@ -154,9 +155,9 @@ def _responses(path: str, operation: dict[str, Any], schemas: Mapping[type, dict
     found = {"200": {"description": "The answer.", "content": content}}
     if path == LIVENESS_PATH:
         return found
-    without = set() if "requestBody" in operation else {"413"}
+    without = set() if "requestBody" in operation else {"413", "429"}
     if not answer.events and path != _EMBEDDINGS:  # what no engine computes does not wait for it
-        without |= {"429", "504"}
+        without.add("504")
     if "requestBody" not in operation and not operation.get("parameters"):
         without |= {"400", "404"}
     for status in sorted(_STATUSES.keys() - without):

@@ -1,17 +1,20 @@
 """Puts the HTTP application together. Starts nothing: the engine's life is the business of `server.serve`."""
 
 import time
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from kernels import __version__
+from scheduler.request_report import RequestReport
 from server.api_description import describe
 from server.api_keys import KeyRing, UnusableKeys
 from server.config import Settings, SettingsError
 from server.edge import Edge
 from server.engine_client import EngineClient
 from server.error_responses import add_error_handlers
+from server.load_gate import LoadGate
 from server.metrics import ServerMetrics
 from server.middleware import (
     MESSAGES_REQUEST_ID_HEADER,
@@ -21,7 +24,18 @@ from server.middleware import (
     RequestLog,
 )
 from server.preparer import Preparer
-from server.routes import chat, completions, embeddings, messages, models, operations, responses, tokenization
+from server.request_history import RequestHistory
+from server.routes import (
+    chat,
+    completions,
+    embeddings,
+    messages,
+    models,
+    operations,
+    requests,
+    responses,
+    tokenization,
+)
 from server.routes.generating import IGNORED_FIELDS_HEADER, TRUNCATED_TOKENS_HEADER
 from server.served_model import longest_token
 from server.tokenizer import Tokenizer
@@ -44,6 +58,8 @@ def create_app(
     """
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
     metrics = ServerMetrics(settings.served_names[0], engine)
+    history = RequestHistory()
+    engine.on_report = partial(_take_report, metrics, history)
     app.state.edge = Edge(
         engine=engine,
         tokenizer=tokenizer,
@@ -51,14 +67,22 @@ def create_app(
         metrics=metrics,
         longest_token=longest_token(tokenizer),
         preparer=preparer or Preparer(None, tokenizer),
+        history=history,
         created=int(time.time()),
     )
-    for routes in (completions, chat, responses, messages, embeddings, models, operations, tokenization):
+    for routes in (completions, chat, responses, messages, embeddings, models, requests, operations, tokenization):
         app.include_router(routes.router)
     add_error_handlers(app)
     keys = key_ring(settings)
     describe(app, needs_key=not keys.is_open, has_admin_key=keys.has_admin_key)
     # The last one added sees a request first.
+    app.add_middleware(
+        LoadGate,
+        max_requests=settings.max_open_requests,
+        max_bytes=settings.max_open_body_memory,
+        has_keys=not keys.is_open,
+        retry_after=lambda: None if engine.stats is None else engine.stats.queue_seconds,
+    )
     app.add_middleware(ApiKeys, keys=keys)
     if settings.allowed_origins:
         app.add_middleware(
@@ -71,8 +95,14 @@ def create_app(
         )
     if settings.enable_log_requests:
         app.add_middleware(RequestLog, max_bytes=settings.max_log_len)
-    app.add_middleware(Observation, metrics=metrics, root_path=settings.root_path)
+    app.add_middleware(Observation, metrics=metrics, history=history, root_path=settings.root_path)
     return app
+
+
+def _take_report(metrics: ServerMetrics, history: RequestHistory, report: RequestReport) -> None:
+    """What the engine says of a prompt at its end."""
+    metrics.observe_report(report)
+    history.take(report)
 
 
 def key_ring(settings: Settings) -> KeyRing:

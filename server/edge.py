@@ -10,6 +10,7 @@ from server.engine_client import EngineClient, EngineUnavailable
 from server.fingerprint import system_fingerprint
 from server.metrics import ServerMetrics
 from server.preparer import Preparer
+from server.request_history import RequestHistory, RequestTrace
 from server.served_model import ServedModel
 from server.service_terms import Submitter
 from server.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ class Edge:
     metrics: ServerMetrics
     longest_token: int  # bytes
     preparer: Preparer
+    history: RequestHistory
     created: int  # when the server started, in seconds since the epoch
 
     def served_model(self) -> ServedModel:
@@ -52,6 +54,15 @@ class Edge:
         """Who asks: the holder of the key that came with the request."""
         key_name: str | None = request.state.key_name
         return Submitter(key_name or "", self.settings.request_timeout, self.settings.queue_timeout)
+
+    def trace(self, request: Request, answer_id: str, model: str, num_prompts: int) -> RequestTrace:
+        """Remember from now on what becomes of a request that goes to the engine; ended when its answer is sent."""
+        state = request.state
+        trace = RequestTrace(
+            answer_id, state.request_id, state.key_name, model, request.scope["route"].path, num_prompts
+        )
+        state.trace = trace
+        return self.history.open(trace)
 
     def fingerprint(self) -> str:
         """Names what answers; empty while nothing does."""

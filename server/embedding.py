@@ -20,6 +20,7 @@ from server.metrics import SequenceRecord, ServerMetrics
 from server.protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from server.protocol.fields import parse_body
 from server.protocol.responses import to_json
+from server.request_history import RequestTrace
 from server.served_model import ServedModel
 from server.service_terms import ServiceTerms, Submitter, terms_of
 from server.token_ids import TokenIds
@@ -85,19 +86,20 @@ class EmbeddingRun:
     def __init__(
         self,
         request: PreparedEmbedding,
-        request_id: str,
+        trace: RequestTrace,
         engine: EngineClient,
         metrics: ServerMetrics,
         arrival: float,
         submitter: Submitter,
     ) -> None:
-        """`request_id` must be unique in the engine; `arrival` is of time.perf_counter()."""
+        """`trace` learns how its prompts end; `arrival` is of time.perf_counter()."""
         self._request = request
+        self._trace = trace
         self._engine = engine
         self._metrics = metrics
         self._arrival = arrival
         self._submitter = submitter
-        self._engine_ids = [f"{request_id}-{position}" for position in range(len(request.prompts))]
+        self._engine_ids = list(trace.engine_ids())
         self._open: dict[str, int] = {}  # submitted and not ended: number of prompt tokens
 
     async def pooled(self) -> list[bytes]:
@@ -142,6 +144,7 @@ class EmbeddingRun:
         raise AssertionError(f"the updates of {engine_id} ended without an end")
 
     def _observe_end(self, engine_id: str, reason: FinishReason) -> None:
+        self._trace.finish_reasons[reason] += 1
         self._metrics.observe_end(
             SequenceRecord(
                 finish_reason=reason,

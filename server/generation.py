@@ -17,6 +17,7 @@ from server.engine_client import EngineClient, RequestRejected, UpdateQueue, Upd
 from server.metrics import SequenceRecord, ServerMetrics
 from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest
+from server.request_history import RequestTrace
 from server.service_terms import Submitter
 from server.stop_strings import StopAutomaton
 from server.tokenizer import Tokenizer
@@ -59,21 +60,22 @@ class Generation:
     def __init__(
         self,
         request: PreparedRequest,
-        request_id: str,
+        trace: RequestTrace,
         engine: EngineClient,
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
         arrival: float,
         submitter: Submitter,
     ) -> None:
-        """`request_id` must be unique in the engine; `arrival` is of time.perf_counter()."""
+        """`trace` learns how its sequences end; `arrival` is of time.perf_counter()."""
         self._request = request
+        self._trace = trace
         self._engine = engine
         self._metrics = metrics
         self._arrival = arrival
         self._submitter = submitter
         self._tokenizer = tokenizer
-        self._engine_ids = [f"{request_id}-{position}" for position in range(len(request.prompts))]
+        self._engine_ids = list(trace.engine_ids())
         # Choices stand in the order of OpenAI: all answers to the first prompt, then those to the second.
         self._choices: list[Choice] = []  # of the prompts that have been submitted
         self._progress: list[_SequenceProgress] = []
@@ -207,6 +209,7 @@ class Generation:
         decode_time = None
         if progress.first_token_time is not None and choice.num_tokens > 1:
             decode_time = progress.last_token_time - progress.first_token_time
+        self._trace.finish_reasons[reason] += 1
         self._metrics.observe_end(
             SequenceRecord(
                 finish_reason=reason,

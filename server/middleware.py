@@ -16,6 +16,7 @@ from server.error_responses import CLIENT_CLOSED_REQUEST, error_response
 from server.errors import ApiError, InternalError, InvalidApiKey, PermissionDenied
 from server.metrics import ServerMetrics
 from server.protocol.messages_answers import is_messages_path
+from server.request_history import RequestHistory
 
 LIVENESS_PATH = "/health/live"
 REQUEST_ID_HEADER = "x-request-id"
@@ -114,10 +115,14 @@ class RequestLog:
 class Observation:
     """Gives each request an id, answers what nobody has answered, logs it, and counts it."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, root_path: str = "") -> None:
-        """Record into `metrics`. `root_path` is what a proxy puts before our paths, be it still there or not."""
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, history: RequestHistory, root_path: str = "") -> None:
+        """Record into `metrics` and `history`.
+
+        `root_path` is what a proxy puts before our paths, be it still there or not.
+        """
         self._app = app
         self._metrics = metrics
+        self._history = history
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,4 +165,7 @@ class Observation:
         path = scope["path"][:256].encode("unicode_escape").decode("ascii")  # a line break in a path stays in its line
         key_name = scope["state"].get("key_name")
         holder = "" if key_name is None else f" key={key_name}"
+        trace = scope["state"].get("trace")
+        if trace is not None:
+            self._history.close(trace, status)
         access_logger.log(level, "%s %s %d %.1f ms id=%s%s", method, path, status, 1000 * seconds, request_id, holder)

@@ -14,7 +14,6 @@ from server.off_loop import off_loop_if_large
 from server.protocol.embeddings import EmbeddingRequest
 from server.routes.generating import TRUNCATED_TOKENS_HEADER, ignored_fields_header, read_body
 from server.routes.openapi import body_of
-from server.service_terms import Submitter
 
 router = APIRouter(tags=["embeddings"])
 
@@ -24,12 +23,13 @@ async def create_embeddings(request: Request, edge: CurrentEdge) -> Response:
     """Turn texts into vectors: the model's hidden states, pooled over each text's tokens."""
     arrival = time.perf_counter()
     body = await read_body(request, edge.settings.max_body_size)
-    return await until_disconnect(request.receive, _answer(body, arrival, edge, edge.submitter(request)))
+    return await until_disconnect(request.receive, _answer(request, body, arrival, edge))
 
 
-async def _answer(body: bytes, arrival: float, edge: Edge, submitter: Submitter) -> Response:
+async def _answer(request: Request, body: bytes, arrival: float, edge: Edge) -> Response:
     prepared = await edge.preparer.run(prepare_embedding, body, edge.served_model())
-    run = EmbeddingRun(prepared, f"embd-{uuid.uuid4().hex}", edge.engine, edge.metrics, arrival, submitter)
+    trace = edge.trace(request, f"embd-{uuid.uuid4().hex}", prepared.model, len(prepared.prompts))
+    run = EmbeddingRun(prepared, trace, edge.engine, edge.metrics, arrival, edge.submitter(request))
     pooled = await run.pooled()
     num_values = sum(map(len, pooled)) // FLOAT_BYTES
     pieces = await off_loop_if_large(num_values, lambda: answer_pieces(prepared, pooled))

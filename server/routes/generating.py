@@ -28,7 +28,6 @@ from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest
 from server.protocol.responses import to_json
 from server.served_model import ServedModel
-from server.service_terms import Submitter
 
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 TRUNCATED_TOKENS_HEADER = "x-octavo-truncated-prompt-tokens"
@@ -92,15 +91,17 @@ async def answer(request: Request, edge: Edge, route: Route[Prepared]) -> Respon
     """Answer one request for generated text. Raises ApiError and the engine client's errors until an answer begins."""
     arrival = time.perf_counter()
     body = await read_body(request, edge.settings.max_body_size)
-    return await until_disconnect(request.receive, _answer(body, arrival, edge, route, edge.submitter(request)))
+    return await until_disconnect(request.receive, _answer(request, body, arrival, edge, route))
 
 
-async def _answer(body: bytes, arrival: float, edge: Edge, route: Route[Prepared], submitter: Submitter) -> Response:
+async def _answer(request: Request, body: bytes, arrival: float, edge: Edge, route: Route[Prepared]) -> Response:
     fingerprint = edge.fingerprint()
     prepared = await edge.preparer.run(route.prepare, body, edge.served_model())
     head = Head(f"{route.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model, fingerprint)
     writer = route.writer(prepared, head)
-    generation = Generation(prepared, head.id, edge.engine, edge.tokenizer, edge.metrics, arrival, submitter)
+    trace = edge.trace(request, head.id, prepared.model, len(prepared.prompts))
+    submitter = edge.submitter(request)
+    generation = Generation(prepared, trace, edge.engine, edge.tokenizer, edge.metrics, arrival, submitter)
     headers = _headers(prepared)
     if not prepared.stream:
         results = await generation.result()

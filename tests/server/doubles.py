@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from scheduler.grammar import Vocabulary
 from scheduler.output import SequenceFailure, SequenceUpdate, TokenLogprobs
+from scheduler.request_report import RequestReport
 from scheduler.sampling_params import StructuredOutput
 from server.app import create_app
 from server.config import Settings
@@ -105,6 +106,8 @@ class FakeEngine:
         self.draining = False
         self.is_hung = False
         self.failed = asyncio.Event()
+        self.on_report: Callable[[RequestReport], None] | None = None
+        self.report_of: Callable[[Submit, bool], RequestReport] = report_of  # of a request; whether it has ended
         self.info: EngineInfo | None = EngineInfo(
             max_model_len=MAX_MODEL_LEN,
             num_blocks=64,
@@ -176,8 +179,16 @@ class FakeEngine:
             self._tasks[request_id].cancel()
             self._forget(request_id)
 
+    async def inspect(self, request_ids: Sequence[str]) -> list[RequestReport]:
+        if self.is_down:
+            raise EngineUnavailable("The engine is down.")
+        live = [message for message in self.submitted if message.request_id in self._streams]
+        return [self.report_of(message, False) for message in live if message.request_id in request_ids]
+
     def _forget(self, request_id: str) -> None:
-        self._streams.pop(request_id, None)
+        if self._streams.pop(request_id, None) is not None and self.on_report is not None:
+            message = next(m for m in reversed(self.submitted) if m.request_id == request_id)
+            self.on_report(self.report_of(message, True))
         self._tasks.pop(request_id, None)
 
     def _fail(self, request_id: str, error: Exception) -> None:
@@ -251,6 +262,26 @@ class FakeEngine:
         """Made up, but the same for the same token."""
         logprob = self.logprob_of(token_id)
         return TokenLogprobs(token_id, logprob, tuple(((token_id + i) % 256, logprob - i) for i in range(num_top)))
+
+
+def report_of(message: Submit, has_ended: bool) -> RequestReport:
+    """Made up: it waited for a second, and was admitted; half of its prompt was cached."""
+    queued = message.arrival_time
+    return RequestReport(
+        request_id=message.request_id,
+        tenant=message.tenant,
+        priority=message.priority,
+        state="finished" if has_ended else "running",
+        arrival_time=queued,
+        queued_time=queued,
+        report_time=queued + 3,
+        num_prompt_tokens=len(message.prompt_token_ids),
+        wait_seconds={"behind_others": 1.0},
+        admitted_time=queued + 1,
+        first_token_time=queued + 1.5,
+        ended_time=queued + 3 if has_ended else None,
+        num_cached_tokens=len(message.prompt_token_ids) // 2,
+    )
 
 
 def pooled(message: Submit) -> bytes:

@@ -14,6 +14,7 @@ from server import choices as choices_module
 from server.generation import Generation
 from server.metrics import ServerMetrics
 from server.preparation import PreparedPrompt, PreparedRequest
+from server.request_history import RequestTrace
 from server.routes import generating
 from server.scored_tokens import ScoredToken
 from server.service_terms import Submitter
@@ -387,7 +388,8 @@ async def test_stream_equals_whole_answer(tokenizer, answer, chunks, bursts):
 
     def generation() -> Generation:
         request_id, metrics = f"r{len(engine.submitted)}", ServerMetrics("m", engine)
-        return Generation(request, request_id, engine, tokenizer, metrics, 0.0, Submitter())
+        trace = RequestTrace(request_id, "", None, "byte-model", "", len(request.prompts))
+        return Generation(request, trace, engine, tokenizer, metrics, 0.0, Submitter())
 
     deltas = [delta async for delta in generation().deltas()]
     (whole,) = await generation().result()
