@@ -46,9 +46,7 @@ class TenantShares:
         """
         if tenant not in self._num_unfinished:
             least = self._least_active()
-            if tenant in self._service:
-                self._service[tenant] = max(self._service[tenant], least)
-            else:
+            if tenant not in self._service:  # or else it has had more than that already
                 self._service[tenant] = least
                 heappush(self._by_service, (least, tenant))
         self._num_unfinished[tenant] = self._num_unfinished.get(tenant, 0) + 1
