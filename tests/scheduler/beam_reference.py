@@ -7,7 +7,7 @@ log-probability divided by its generated length to the power `length_penalty`.
 
 from scheduler.output import FinishReason
 from scheduler.sampling_params import SamplingParams
-from tests.scheduler.fake_runner import Prefixes, end_tokens, next_candidates, num_candidates
+from tests.scheduler.fake_runner import VOCAB_SIZE, Prefixes, end_tokens, next_candidates
 
 Answer = tuple[list[int], FinishReason]
 
@@ -16,6 +16,8 @@ def expected_beams(prompt: list[int], params: SamplingParams, eos: frozenset[int
     """The n best answers and why each ended, best first."""
     search = params.beam_search
     assert search is not None
+    if params.max_tokens == 0:
+        return [([], "length")] * params.n
     ends = end_tokens(params, eos)
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     answers: list[tuple[float, list[int]]] = []  # at most `width`, best first
@@ -26,9 +28,9 @@ def expected_beams(prompt: list[int], params: SamplingParams, eos: frozenset[int
         continuations = []
         for score, generated in beams:
             digest = Prefixes([*prompt, *generated], realm).digests[-1]
-            for token_id, logprob in next_candidates(digest, num_candidates(params, ends), forbidden):
+            for token_id, logprob in next_candidates(digest, VOCAB_SIZE, forbidden):
                 continuations.append((score + logprob, [*generated, token_id]))
-        best = sorted(continuations, key=lambda c: -c[0])[: num_candidates(params, ends)]
+        best = sorted(continuations, key=lambda c: -c[0])
         ended = [
             (score / divisor, generated)
             for score, generated in best[: search.width]

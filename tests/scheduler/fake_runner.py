@@ -112,7 +112,8 @@ def end_tokens(params: SamplingParams, eos: frozenset[int]) -> frozenset[int]:
 def num_candidates(params: SamplingParams, ends: Collection[int]) -> int:
     """How many candidates a row of a beam search brings: enough to go on with, whichever of them end the answer."""
     assert params.beam_search is not None
-    return max(max(2, 1 + len(ends)) * params.beam_search.width, params.logprobs or 0)
+    width = params.beam_search.width
+    return max(2 * width, width + len(ends), params.logprobs or 0)
 
 
 def _allowed(grammar: GrammarState, stops: frozenset[int], eos: frozenset[int]) -> list[int]:
@@ -160,8 +161,6 @@ class FakeRunner:
     host_slots: dict[tuple[int, int], int] = field(default_factory=dict)
     states: dict[int, _State] = field(default_factory=dict)
     realms: dict[int, int] = field(default_factory=dict)  # seq_id -> realm; 0 for all others
-    starts: dict[int, int] = field(default_factory=dict)  # seq_id -> tokens it had computed when it was first named
-    times_computed: dict[int, Counter[int]] = field(default_factory=dict)  # seq_id -> position -> how often
 
     def launch(self, output: SchedulerOutput) -> PendingStep:
         for seq_id in output.finished_seq_ids:
@@ -184,12 +183,6 @@ class FakeRunner:
         return PendingStep(
             tuple(self._read_and_sample(row, allowed.get(place)) for place, row in enumerate(output.rows))
         )
-
-    def forget_counts(self, seq_id: int) -> None:
-        """Drop what was counted of a sequence that has ended."""
-        self.realms.pop(seq_id, None)
-        self.starts.pop(seq_id, None)
-        self.times_computed.pop(seq_id, None)
 
     def _check_copies(self, output: SchedulerOutput) -> None:
         """Copies on the device and swaps in may run in any order, so none may read or write what another writes."""
@@ -219,8 +212,6 @@ class FakeRunner:
                 num_told=len(row.token_ids),
                 num_computed=row.num_computed_tokens,
             )
-            self.starts.setdefault(row.seq_id, row.num_computed_tokens)
-            self.times_computed.setdefault(row.seq_id, Counter())
             return
         state = self.states[row.seq_id]
         if state.params.looks_back:
@@ -249,10 +240,8 @@ class FakeRunner:
         state.num_computed = row.end
         assert row.end <= state.num_prompt_tokens + max(0, state.params.max_tokens - 1), "more tokens than it may have"
         assert row.end <= len(state.known.token_ids), "a row computes tokens that nobody knows"
-        times_computed = self.times_computed[row.seq_id]
         for position in range(row.num_computed_tokens, row.end):
             self.slots[self._slot(state, position)] = state.known.digests[position]
-            times_computed[position] += 1
 
     def _read_and_sample(self, row: NewRow | KnownRow, allowed: list[int] | None) -> RowResult:
         state = self.states[row.seq_id]

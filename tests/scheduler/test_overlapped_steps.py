@@ -142,7 +142,7 @@ def test_abort_drops_every_step_in_flight(num_launched):
     bench.add("b", max_tokens=3)
     for _ in range(num_launched):
         bench.launch(bench.schedule())
-    bench.scheduler.abort("a")
+    bench.abort("a")
     if num_launched == 2:
         bench.update()
     bench.drain()

@@ -222,7 +222,7 @@ def test_an_id_in_use_is_refused_and_free_again_afterwards():
     bench.drain()
     bench.finish_reasons.clear()
     bench.add("a")
-    bench.scheduler.abort("a")
+    bench.abort("a")
     bench.add("a")
     bench.drain()
     assert bench.finish_reasons == {("a", 0): "length"}
@@ -235,7 +235,7 @@ def test_abort_works_in_every_state():
     bench.add("waiting", prompt_len=6)
     bench.step()
     for name in ["waiting", "prefilling", "running", "unknown", "running"]:
-        bench.scheduler.abort(name)
+        bench.abort(name)
         bench.scheduler.check_integrity()
     assert not bench.scheduler.has_unfinished
     assert bench.scheduler.stats.num_used_blocks == 0
@@ -244,8 +244,8 @@ def test_abort_works_in_every_state():
         bench.add(name, prompt_len=12, max_tokens=16)
     while not bench.scheduler.stats.num_preemptions:
         bench.step()
-    bench.scheduler.abort("b")
-    bench.scheduler.abort("a")
+    bench.abort("b")
+    bench.abort("a")
     bench.scheduler.check_integrity()
     assert bench.scheduler.stats.num_used_blocks == 0
     assert bench.step().rows == ()  # the runner is told to forget them
@@ -257,7 +257,7 @@ def test_abort_of_one_sequence_leaves_its_siblings():
     bench.add("a", n=3, max_tokens=10)
     bench.step()
     bench.step()
-    bench.scheduler.abort("a", index=1)
+    bench.abort("a", index=1)
     bench.drain()
     assert bench.tokens["a", 0] == bench.expected("a", 0)
     assert bench.tokens["a", 2] == bench.expected("a", 2)
@@ -270,7 +270,7 @@ def test_abort_of_a_sequence_before_the_fork_leaves_its_siblings(prompt_len, abo
     bench = Bench(max_num_batched_tokens=4)
     bench.add("a", prompt_len=prompt_len, n=3, max_tokens=6)
     for index in aborted:
-        bench.scheduler.abort("a", index)
+        bench.abort("a", index)
     bench.drain()
     left = [index for index in range(3) if index not in aborted]
     assert sorted(bench.finish_reasons) == [("a", index) for index in left]
@@ -283,7 +283,7 @@ def test_abort_between_schedule_and_update_drops_the_result():
     bench.add("a")
     output = bench.scheduler.schedule()
     result = bench.runner.launch(output).result()
-    bench.scheduler.abort("a")
+    bench.abort("a")
     assert bench.scheduler.update(output, result) == []
     bench.scheduler.check_integrity()
 

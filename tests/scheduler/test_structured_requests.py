@@ -58,7 +58,7 @@ def test_a_request_keeps_its_place_while_its_grammar_is_made():
 def test_a_request_that_is_aborted_before_its_grammar_is_there_is_gone(index):
     bench = Bench()
     bench.add("a", structured_output=OBJECT, with_grammar=False)
-    bench.scheduler.abort("a", index)
+    bench.abort("a", index)
     bench.scheduler.check_integrity()
     assert not bench.scheduler.has_unfinished
     bench.provide_grammar("a")
@@ -233,7 +233,7 @@ def test_one_that_looks_back_waits_for_its_token_while_others_run_ahead():
 
 def test_requests_wait_by_priority_then_by_arrival():
     bench = Bench(max_num_seqs=1)
-    for name, priority in [("running", 5), ("later", 1), ("urgent", -3), ("also later", 1), ("normal", 0)]:
+    for name, priority in [("running", -5), ("later", 1), ("urgent", -3), ("also later", 1), ("normal", 0)]:
         bench.add(name, priority=priority, max_tokens=2)
         if name == "running":
             bench.step()
@@ -246,9 +246,9 @@ def test_the_siblings_of_a_request_stand_where_it_stood():
     bench.add("a", n=3, max_tokens=2)
     bench.add("low", priority=1, max_tokens=2)
     bench.step()
-    bench.add("high", priority=-1, max_tokens=2)
+    bench.add("equal", max_tokens=2)
     bench.drain()
-    assert list(bench.finish_reasons) == [("a", 0), ("high", 0), ("a", 1), ("a", 2), ("low", 0)]
+    assert list(bench.finish_reasons) == [("a", 0), ("a", 1), ("a", 2), ("equal", 0), ("low", 0)]
 
 
 @OVERLAP
