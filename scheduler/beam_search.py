@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scheduler.output import FinishReason, RowResult, SequenceFailure, SequenceUpdate, TokenLogprobs
-from scheduler.request import Request, Sequence, SequenceStatus
+from scheduler.request import Request, Sequence
 from scheduler.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class _Beam:
     score: float = 0.0  # the sum of its generated tokens' log-probabilities
     path: _ScoredPath | None = None  # where log-probabilities are asked for
     candidates: tuple[tuple[int, float], ...] | None = None  # of its next token; None = they are still to come
-    num_stale_results: int = 0  # of launched rows, which will bring candidates for a token that has been chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +98,8 @@ def advance_beams(
         request.beams = BeamGroup({sequence.seq_id: _Beam(sequence)}, sequence.num_cached_tokens)
     group = request.beams
     beam = group.beams[sequence.seq_id]
-    if beam.num_stale_results:
-        beam.num_stale_results -= 1
-        return []
-    if beam.candidates is None:  # else it was preempted and computed again
-        beam.candidates = result.candidates
+    assert beam.candidates is None, f"sequence {sequence.seq_id} was computed while it waited for other beams"
+    beam.candidates = result.candidates
     if any(other.candidates is None for other in group.beams.values()):
         return []
     if request.params.max_tokens == 0:
@@ -181,36 +177,21 @@ def _go_on(group: BeamGroup, survivors: list[_Continuation], queues: "SequenceQu
     """Let the survivors be the beams: the best of each beam takes its sequence over, the others fork from it."""
     heirs: dict[_Beam, _Continuation] = {}  # of the sequences
     for continuation in survivors:
-        if _can_go_on_in_place(continuation.beam.sequence):
-            heirs.setdefault(continuation.beam, continuation)
-    parents = {continuation.beam for continuation in survivors}
+        heirs.setdefault(continuation.beam, continuation)
     for beam in group.beams.values():
-        if beam not in parents:  # before others fork: it makes room for them
+        if beam not in heirs:  # before others fork: it makes room for them
             _give_up(group, beam, queues)
-    beams: list[_Beam] = []
+    beams = []
     for continuation in survivors:
-        parent = continuation.beam
-        beam = _Beam(parent.sequence, continuation.score, continuation.path)
-        if heirs.get(parent) is not continuation:
-            beam.sequence = queues.branch(parent.sequence, continuation.token_id)
-        beams.append(beam)
-    for parent in parents:
-        if parent not in heirs:
-            _give_up(group, parent, queues)
-    for beam, continuation in zip(beams, survivors, strict=True):
-        if heirs.get(continuation.beam) is continuation:
-            beam.num_stale_results = beam.sequence.num_pending_tokens
-            beam.sequence.token_ids.append(continuation.token_id)
+        sequence = continuation.beam.sequence
+        if heirs[continuation.beam] is not continuation:
+            sequence = queues.branch(sequence, continuation.token_id)
+        beams.append(_Beam(sequence, continuation.score, continuation.path))
+    for continuation in heirs.values():  # after others have forked
+        sequence = continuation.beam.sequence
+        assert sequence.num_pending_tokens == 0, f"sequence {sequence.seq_id} goes on while a step computes it"
+        sequence.token_ids.append(continuation.token_id)
     group.beams = {beam.sequence.seq_id: beam for beam in beams}
-
-
-def _can_go_on_in_place(sequence: Sequence) -> bool:
-    """Whether a token may be appended to it.
-
-    Not while a launched step computes its tokens again in chunks: the runner takes in what follows a sequence where it
-    has brought candidates, and nowhere else.
-    """
-    return sequence.status is not SequenceStatus.RUNNING or sequence.num_computed_tokens == sequence.num_tokens
 
 
 def _give_up(group: BeamGroup, beam: _Beam, queues: "SequenceQueues") -> None:
