@@ -19,7 +19,7 @@ from server.generation import SequenceFailed
 from server.metrics import SequenceRecord, ServerMetrics
 from server.protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from server.protocol.fields import parse_body
-from server.protocol.responses import to_json
+from server.protocol.responses import PromptTokensDetails, to_json
 from server.request_history import RequestTrace
 from server.served_model import ServedModel
 from server.service_terms import ServiceTerms, Submitter, terms_of
@@ -101,6 +101,7 @@ class EmbeddingRun:
         self._submitter = submitter
         self._engine_ids = list(trace.engine_ids())
         self._open: dict[str, int] = {}  # submitted and not ended: number of prompt tokens
+        self.num_cached_tokens = 0  # of all prompts: not computed, since their KV blocks were there
 
     async def pooled(self) -> list[bytes]:
         """Submit, and wait for the pooled hidden states of each prompt: float32, little-endian. To be called once.
@@ -139,6 +140,7 @@ class EmbeddingRun:
                 raise SequenceFailed(f"the prompt of {engine_id} failed in the engine")
             if update.finish_reason is not None:
                 self._observe_end(engine_id, update.finish_reason)
+                self.num_cached_tokens += update.num_cached_tokens
                 await asyncio.sleep(0)  # as above: many may have ended in the meantime
                 return update.embedding
         raise AssertionError(f"the updates of {engine_id} ended without an end")
@@ -157,13 +159,14 @@ class EmbeddingRun:
         )
 
 
-def answer_pieces(request: PreparedEmbedding, pooled: Sequence[bytes]) -> list[bytes]:
+def answer_pieces(request: PreparedEmbedding, pooled: Sequence[bytes], num_cached_tokens: int) -> list[bytes]:
     """The answer's body, in pieces: encoded as a whole, large ones would hold up every thread.
 
     Takes a fraction of a millisecond for each vector. Raises SequenceFailed for one that is not of finite numbers.
     """
     num_tokens = sum(map(len, request.prompts))
-    body = to_json(EmbeddingList(request.model, EmbeddingUsage(num_tokens, num_tokens)))
+    usage = EmbeddingUsage(num_tokens, num_tokens, PromptTokensDetails(num_cached_tokens))
+    body = to_json(EmbeddingList(request.model, usage))
     before, _, after = body.rpartition(b"[]")
     pieces = [before + b"["]
     for index, raw in enumerate(pooled):

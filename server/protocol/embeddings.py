@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from server.protocol.fields import PromptFields
 from server.protocol.prompts import PROMPTS_SCHEMA, Prompt, parse_prompts
+from server.protocol.responses import PromptTokensDetails
 
 
 def _parse_input(value: object) -> tuple[Prompt, ...]:
@@ -52,6 +53,7 @@ class EmbeddingUsage(msgspec.Struct, frozen=True):
 
     prompt_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Embedding(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ async def _answer(request: Request, body: bytes, arrival: float, edge: Edge) -> 
     run = EmbeddingRun(prepared, trace, edge.engine, edge.metrics, arrival, edge.submitter(request))
     pooled = await run.pooled()
     num_values = sum(map(len, pooled)) // FLOAT_BYTES
-    pieces = await off_loop_if_large(num_values, lambda: answer_pieces(prepared, pooled))
+    pieces = await off_loop_if_large(num_values, lambda: answer_pieces(prepared, pooled, run.num_cached_tokens))
     headers = dict(ignored_fields_header(prepared.ignored_fields))
     if prepared.num_truncated_tokens:
         headers[TRUNCATED_TOKENS_HEADER] = str(prepared.num_truncated_tokens)

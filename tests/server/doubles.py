@@ -16,7 +16,7 @@ from scheduler.request_report import RequestReport
 from scheduler.sampling_params import StructuredOutput
 from server.app import create_app
 from server.config import Settings
-from server.engine_client import EngineDied, EngineUnavailable, RequestRejected, UpdateStream
+from server.engine_client import EngineDied, EngineUnavailable, RequestDropped, RequestRejected, UpdateStream
 from server.grammar_trial_process import Outcome
 from server.messages import EngineInfo, EngineStats, Submit
 from server.tokenizer import Tokenizer
@@ -98,6 +98,7 @@ class FakeEngine:
         self.dies_after: int | None = None  # updates
         self.rejects: str | None = None  # the message
         self.lacks: str | None = None  # the message of a refusal that is not the request's fault
+        self.drops: RequestDropped | None = None  # before its first update, or after `dies_after` of them
         self.failure: SequenceFailure | None = None  # in place of the last update of each sequence
         self.logprob_of: Callable[[int], float] = lambda _token_id: -0.5
         self.num_cached_tokens = 0  # of each prompt
@@ -205,6 +206,9 @@ class FakeEngine:
         if self.lacks is not None:
             self._fail(message.request_id, EngineUnavailable(self.lacks))
             return
+        if self.drops is not None and self.dies_after is None:
+            self._fail(message.request_id, self.drops)
+            return
         self.counts.prompt += len(message.prompt_token_ids)
         for start in range(1, len(message.prompt_token_ids), 3) if params.prompt_logprobs is not None else ():
             scores = [self._score(t, params.prompt_logprobs or 0) for t in message.prompt_token_ids[start : start + 3]]
@@ -215,7 +219,7 @@ class FakeEngine:
                 if not self.bursts:
                     await asyncio.sleep(self.step_seconds)
                 if self.dies_after is not None and self.num_updates >= self.dies_after:
-                    self._fail(message.request_id, EngineDied("The engine process died."))
+                    self._fail(message.request_id, self.drops or EngineDied("The engine process died."))
                     return
                 self.num_updates += 1
                 update = sources[index].pop(0)
@@ -228,7 +232,13 @@ class FakeEngine:
     def _updates(self, message: Submit, index: int) -> list[SequenceUpdate]:
         params = message.params
         if params.pooling is not None:
-            return [SequenceUpdate(message.request_id, index, finish_reason="stop", embedding=pooled(message))]
+            states = pooled(message)
+            cached = self.num_cached_tokens
+            return [
+                SequenceUpdate(
+                    message.request_id, index, finish_reason="stop", embedding=states, num_cached_tokens=cached
+                )
+            ]
         tokens = self.script(message, index)
         enders = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
         end = next((i + 1 for i, t in enumerate(tokens) if t in enders), len(tokens))

@@ -52,7 +52,11 @@ async def test_an_answer_has_openais_shape_and_counts():
         "object": "list",
         "model": "byte-model",
         "data": [{"object": "embedding", "index": 0}],
-        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+        "usage": {
+            "prompt_tokens": 3,
+            "total_tokens": 3,
+            "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        },
     }
     assert vector == pytest.approx(expected([*b"abc"]), rel=1e-6)
     assert math.hypot(*vector) == pytest.approx(1.0, rel=1e-6)
