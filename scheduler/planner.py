@@ -51,6 +51,7 @@ class Planner:
         self._plan_prompts(chunks, plan)
         if must_progress:
             self._make_way_for_anyone(plan)
+        self._counters.num_swapped_in_blocks += len(plan.swapped_in)
         return plan
 
     # --- sequences that run ---
@@ -191,7 +192,6 @@ class Planner:
             self._count_prompt(sequence, cached)
         moves = self._queues.start(sequence, cached)
         plan.swapped_in += moves
-        self._counters.num_swapped_in_blocks += len(moves)
         if sequence.num_uncomputed_tokens == 0 and sequence.request.awaits_fork:  # all that is shared is there
             self._queues.fork_siblings(sequence)
             if sequence.status is SequenceStatus.FINISHED:  # aborted; the first of those left takes its place
@@ -290,10 +290,11 @@ class Planner:
 
         A token of it that a launched step samples is not lost: `update` appends it, and what comes after reads it.
         """
+        # The step writes to the host first: it must not write what it reads from there afterwards. That goes for what
+        # it was to bring back for this sequence too, which its blocks do not hold yet.
+        may_swap = not plan.swapped_in and sequence.request.params.pooling != "mean"
         dropped_copy = plan.drop(sequence)
         is_swapped = False
-        # The step writes to the host first: it must not write what it reads from there afterwards.
-        may_swap = not plan.swapped_in and sequence.request.params.pooling != "mean"
         if may_swap and is_swap_cheaper(sequence, self._manager, self._config):
             moves = self._manager.swap_out(sequence.block_table, sequence.num_computed_tokens)
             if moves is not None:
