@@ -92,7 +92,7 @@ class RequestLedger:
             return
         if reason in _OF_THE_HEAD and self._head is not record:
             if self._head is not None and self._head.wait_reason in _OF_THE_HEAD:
-                self._change_reason(self._head, "behind_others", now)
+                self._change_reason(self._head, _reason_behind(self._head.request), now)
             self._head = record
         if record.wait_reason is None:
             self._begin_wait(record, reason, now)
@@ -241,6 +241,12 @@ class RequestLedger:
         self._ending.pop(request_id, None)
         del self._records[request_id]
         self._ended.append(_report(record, now, dropped, has_ended=True))
+
+
+def _reason_behind(request: Request) -> WaitReason:
+    """Why a request waits whose turn it is not."""
+    has_run = any(sequence.status is SequenceStatus.PREEMPTED for sequence in request.sequences)
+    return "preempted" if has_run else "behind_others"
 
 
 def _report(record: _Record, now: float, dropped: Dropped | None = None, *, has_ended: bool = False) -> RequestReport:

@@ -103,6 +103,10 @@ class RequestHistory:
             answer_id = next(iter(answer_ids.values()), None)
         return None if answer_id is None else self._by_answer_id(answer_id)
 
+    def expects_reports(self, trace: RequestTrace) -> bool:
+        """The engine may know more of it than what has been taken."""
+        return trace.answer_id in self._open
+
     def flush(self) -> None:
         """Write the lines that wait for a last word of the engine: there is none any more."""
         for trace in list(self._open.values()):

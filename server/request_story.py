@@ -58,6 +58,7 @@ def explain(report: RequestReport) -> list[str]:
     """What happened to one prompt, in sentences."""
     sentences = [_waiting(report)]
     if report.admitted_time is not None:
+        sentences.append(f"It first ran {report.queue_seconds:.3f} s after it was queued.")
         sentences.append(_cached(report))
     if report.num_preemptions:
         sentences.append(_preempted(report))

@@ -131,6 +131,7 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
     server.should_exit = True
     await serving
     await _give_up(engine, starting)
+    app.state.edge.history.flush()
     await asyncio.gather(preparing, return_exceptions=True)
     await asyncio.to_thread(preparer.stop)
     return server.exit_code

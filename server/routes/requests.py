@@ -15,7 +15,8 @@ router = APIRouter(prefix="/v1/requests", tags=["requests"])
 async def get_request(id: str, request: Request, edge: CurrentEdge) -> Response:
     """Why it waited, what of it was cached, what it was preempted by. `id` is the answer's, or its x-request-id.
 
-    Live requests and the last few thousand that have ended; those of other keys are not found.
+    Live requests and the last few thousand that have ended; those of other keys are not found. Raises
+    RequestNotFound, EngineUnavailable.
     """
     asker: str | None = request.state.key_name
     trace = edge.history.find(id, asker)
@@ -25,7 +26,7 @@ async def get_request(id: str, request: Request, edge: CurrentEdge) -> Response:
         )
     wanted = [engine_id for _, engine_id in zip(range(MAX_SHOWN_PROMPTS), trace.engine_ids(), strict=False)]
     missing = [engine_id for engine_id in wanted if engine_id not in trace.reports]
-    is_live = trace.status is None and missing
-    live = await edge.engine.inspect(missing) if is_live else []
+    may_be_live = missing and edge.history.expects_reports(trace)
+    live = await edge.engine.inspect(missing) if may_be_live else []
     details = tell(trace, {report.request_id: report for report in live}, asker)
     return Response(to_json(details), media_type="application/json")

@@ -89,6 +89,17 @@ def test_who_is_no_longer_next_waits_behind_others():
     assert ledger.report("a", 7.0).wait_reason == "kv_blocks"
 
 
+def test_who_has_run_and_is_no_longer_next_waits_as_preempted():
+    ledger, first, second = RequestLedger(0.0), make_request("a"), make_request("b")
+    ledger.queued(first, 0.0)
+    ledger.queued(second, 0.0)
+    admit(ledger, first.sequences[0], 0.0)
+    preempt(ledger, first.sequences[0], 1.0, second.sequences[0])
+    ledger.waits(first, "kv_blocks", 2.0)
+    ledger.waits(second, "kv_blocks", 4.0)
+    assert ledger.report("a", 7.0).wait_seconds == {"behind_others": 0.0, "preempted": 1.0 + 3.0, "kv_blocks": 2.0}
+
+
 def test_a_request_waits_for_its_grammar_first():
     ledger, request = RequestLedger(0.0), make_request()
     request.sequences[0].status = SequenceStatus.WAITING_FOR_GRAMMAR
