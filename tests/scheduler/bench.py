@@ -4,11 +4,11 @@ After each call every count is proved; as a request ends, its answers, its books
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paged_cache.manager import BlockManager
 from scheduler.config import SchedulerConfig
-from scheduler.output import Dropped, SchedulerOutput, SequenceUpdate
+from scheduler.output import Dropped, KnownRow, NewRow, SchedulerOutput, SequenceUpdate
 from scheduler.request import Request, Sequence, SequenceStatus
 from scheduler.request_report import RequestReport
 from scheduler.sampling_params import SamplingParams
@@ -24,13 +24,13 @@ class RowCounts:
     """What the rows of one sequence computed, as they were scheduled."""
 
     start: int  # tokens that it had when it was first scheduled: cached ones, or those of the sequence it forked from
-    end: int = 0
-    times: Counter[int] = field(default_factory=Counter)  # position -> how often it was computed
+    was_preempted: bool = False  # before that
+    end: int = 0  # tokens that it has had in the cache at most
+    num_recomputed: int = 0  # tokens that were computed, and that it had had there before
 
-    @property
-    def num_recomputed(self) -> int:
-        """Tokens that were computed though they had been before, or had been there from the start."""
-        return sum(count - (position >= self.start) for position, count in self.times.items())
+    def add(self, row: NewRow | KnownRow) -> None:
+        self.num_recomputed += max(0, min(self.end, row.end) - row.num_computed_tokens)
+        self.end = max(self.end, row.end)
 
 
 class Bench:
@@ -150,8 +150,10 @@ class Bench:
         self._take_ends()
         sequences = self._live_sequences()
         assert {row.seq_id for row in output.rows} <= sequences.keys(), "a row of a request that has ended"
-        self._count(output)
+        self._count(output, sequences)
         self._check_deadlines()
+        held = {block_id for sequence in sequences.values() for block_id in sequence.block_table.block_ids}
+        assert held.issuperset(move.dst for move in output.swapped_in), "a swap into a block of nobody"
         # Whoever was forked as the step was made has its first row in the next one.
         self._check_budget(output, [s for s in sequences.values() if s.seq_id in seq_ids])
         for sequence in sequences.values():
@@ -261,13 +263,13 @@ class Bench:
             if sequence.status is not SequenceStatus.FINISHED
         }
 
-    def _count(self, output: SchedulerOutput) -> None:
+    def _count(self, output: SchedulerOutput, sequences: dict[int, Sequence]) -> None:
         self._totals["num_swapped_out_blocks"] += len(output.swapped_out)
         self._totals["num_swapped_in_blocks"] += len(output.swapped_in)
         for row in output.rows:
-            counts = self.counts.setdefault(row.seq_id, RowCounts(row.num_computed_tokens))
-            counts.times.update(range(row.num_computed_tokens, row.end))
-            counts.end = max(counts.end, row.end)
+            was_preempted = sequences[row.seq_id].num_preemptions > 0
+            counts = self.counts.setdefault(row.seq_id, RowCounts(row.num_computed_tokens, was_preempted))
+            counts.add(row)
 
     def _check_budget(self, output: SchedulerOutput, sequences: list[Sequence]) -> None:
         """No running sequence is passed over while budget is left, what a preempted one gave back included."""
@@ -349,7 +351,7 @@ class Bench:
     def _check_books(self, request: Request, report: RequestReport) -> None:
         """Each token of a sequence was cached or computed, and what was computed twice is counted."""
         first = self.counts.get(request.first_seq_id)
-        if first is not None:
+        if first is not None and not first.was_preempted:
             assert report.num_cached_tokens == first.start, "more or fewer tokens were cached than reported"
             assert request.reuses_cache or first.start == 0
         for index in range(request.params.n):
@@ -357,15 +359,14 @@ class Bench:
                 assert update.num_cached_tokens == (report.num_cached_tokens if index == 0 else 0)
         if request.params.beam_search is not None:
             return
-        num_recomputed = 0
-        for sequence in request.sequences:
-            counts = self.counts.get(sequence.seq_id, RowCounts(0))
-            num_recomputed += counts.num_recomputed
+        all_counts = [self.counts.get(sequence.seq_id, RowCounts(0)) for sequence in request.sequences]
+        num_recomputed = sum(counts.num_recomputed for counts in all_counts)
+        for sequence, counts in zip(request.sequences, all_counts, strict=True):
             if (request.request_id, sequence.index) in self.finish_reasons:
                 needed = min(sequence.num_tokens - (request.params.max_tokens > 0), request.max_computed_tokens)
                 assert counts.end >= needed, "an answer of tokens that were not computed"
-        # A sibling that lost its share of the prompt before it was ever named to the runner is not known there.
-        if request.params.n == 1:
+        # What a sequence lost before its first row, it had from the cache or from the one that it was forked from.
+        if not any(counts.was_preempted for counts in all_counts):
             assert report.num_recomputed_tokens == num_recomputed
         assert report.num_recomputed_tokens >= num_recomputed
         assert report.num_preemptions == sum(sequence.num_preemptions for sequence in request.sequences)

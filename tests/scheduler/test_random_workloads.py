@@ -1,6 +1,7 @@
-"""Random workloads: whatever arrives, is aborted or runs out of blocks, every answer is the one made alone.
+"""Random workloads: whatever arrives, is aborted, waits too long or runs out of blocks, every answer is right.
 
-Two machines: one goes step by step, the other schedules, launches and updates in every order that is allowed.
+Two machines: one goes step by step, the other schedules, launches and updates in every order that is allowed. An answer
+is right if it is the one made alone, without a scheduler: no sharing, no chunks, no preemption.
 """
 
 from hypothesis import HealthCheck, settings
@@ -8,72 +9,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.admission import RequestRefused
-from scheduler.sampling_params import StructuredOutput
 from scheduler.scheduler import MAX_STEPS_IN_FLIGHT
-from tests.scheduler.bench import Bench
+from tests.scheduler.workloads import LIMITS, REQUESTS, TICKS, arguments_of, bench_of
 
-EOS = frozenset({3, 17, 31})
-GRAMMARS = [
-    StructuredOutput("json_object"),
-    StructuredOutput("json_schema", '{"properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
-    StructuredOutput("regex", "(ab|c)*"),
-    StructuredOutput("choice", '["a", "ab", "abc", "zzz"]'),
-    StructuredOutput("grammar", 'start: "[" start? "]"'),
-]
+
+def picked_from(options):
+    return st.fixed_dictionaries({name: st.sampled_from(values) for name, values in options.items()})
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Adds, aborts and steps in any order over pools of any size; checks every slot and every count."""
+    """Adds, aborts, waits and steps in any order over pools of any size; checks every slot and every count."""
 
     overlapped = False
 
-    @initialize(
-        num_blocks=st.integers(4, 24),
-        block_size=st.sampled_from([1, 2, 4, 7]),
-        max_num_seqs=st.integers(1, 6),
-        budget=st.integers(1, 24),
-        cap=st.sampled_from([0, 1, 5]),
-    )
-    def start(self, num_blocks, block_size, max_num_seqs, budget, cap):
-        self.bench = Bench(
-            num_blocks,
-            block_size,
-            overlapped=self.overlapped,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            long_prefill_token_threshold=cap,
-            max_model_len=64,
-            eos_token_ids=EOS,
-        )
-        self.aborted: set[tuple[str, int]] = set()
+    @initialize(limits=picked_from(LIMITS))
+    def start(self, limits):
+        self.bench = bench_of(limits, overlapped=self.overlapped)
         self.num_added = 0
         self.awaiting_grammar: set[str] = set()
 
-    @rule(
-        prompt_len=st.integers(1, 30),
-        max_tokens=st.integers(0, 20),
-        n=st.sampled_from([1, 1, 1, 2, 3]),
-        ignore_eos=st.booleans(),
-        scored=st.sampled_from([None, 0]),
-        penalty=st.sampled_from([0.0, 0.0, 0.5]),
-        grammar=st.sampled_from([None, None, None, *GRAMMARS]),
-        with_grammar=st.booleans(),
-        priority=st.sampled_from([0, 0, -1, 2]),
-    )
-    def add(self, prompt_len, max_tokens, n, ignore_eos, scored, penalty, grammar, with_grammar, priority):
+    @rule(picked=picked_from(REQUESTS))
+    def add(self, picked):
         self.num_added += 1
-        params = {"max_tokens": max_tokens, "n": n, "ignore_eos": ignore_eos, "prompt_logprobs": scored}
-        params |= {"presence_penalty": penalty, "structured_output": grammar}
-        num_blocks = self.bench.scheduler.stats.num_blocks
-        fits = prompt_len + max_tokens <= num_blocks * self.bench.runner.block_size
+        name, bench = f"r{self.num_added}", self.bench
+        arguments = arguments_of(picked, bench, self.num_added)
         try:
-            self.bench.add(f"r{self.num_added}", prompt_len, priority, with_grammar, **params)
+            request = bench.add(name, **arguments)
         except RequestRefused:
-            assert not fits
+            assert not bench.fits(arguments)
         else:
-            assert fits
-            if grammar is not None and not with_grammar:
-                self.awaiting_grammar.add(f"r{self.num_added}")
+            assert bench.fits(arguments)
+            if request.params.structured_output is not None and not picked["with_grammar"]:
+                self.awaiting_grammar.add(name)
 
     @precondition(lambda self: self.awaiting_grammar)
     @rule(data=st.data())
@@ -82,15 +49,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.awaiting_grammar.discard(name)
         self.bench.provide_grammar(name)
 
+    @precondition(lambda self: self.bench.requests)
     @rule(data=st.data(), whole=st.booleans())
     def abort(self, data, whole):
-        if not self.bench.requests:
-            return
+        """Whatever state it is in; one that has ended may be aborted too."""
         name = data.draw(st.sampled_from(sorted(self.bench.requests)))
-        request = self.bench.requests[name]
-        index = data.draw(st.integers(0, request.params.n - 1))
-        self.bench.scheduler.abort(name, None if whole else index)
-        self.aborted.update((name, i) for i in range(request.params.n) if whole or i == index)
+        num_answers = self.bench.requests[name].params.n
+        self.bench.abort(name, None if whole else data.draw(st.integers(0, num_answers - 1)))
+
+    @rule(seconds=st.sampled_from(TICKS))
+    def wait(self, seconds):
+        self.bench.tick(seconds)
 
     @rule(num_steps=st.integers(1, 8))
     def step(self, num_steps):
@@ -106,22 +75,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "bench"):
             return
-        bench = self.bench
         for name in self.awaiting_grammar:
-            bench.provide_grammar(name)
-        bench.drain()
-        for name, request in bench.requests.items():
-            for index in range(request.params.n):
-                expected = bench.expected(name, index)
-                got = bench.tokens.get((name, index), [])
-                if (name, index) in self.aborted:
-                    assert got == expected[: len(got)]
-                else:
-                    assert got == expected
-                    assert (name, index) in bench.finish_reasons
-            if request.params.prompt_logprobs is not None and (name, 0) not in self.aborted:
-                assert bench.prompt_logprobs[name] == list(request.prompt_token_ids[1:])
-        assert bench.scheduler.stats.num_generation_tokens == sum(map(len, bench.tokens.values()))
+            self.bench.provide_grammar(name)
+        self.bench.drain()
+        self.bench.assert_all_right()
+        self.bench.assert_all_counted()
 
 
 class OverlapMachine(SchedulerMachine):
@@ -169,10 +127,10 @@ class OverlapMachine(SchedulerMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 OverlapMachine.TestCase.settings = settings(
-    max_examples=90, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStepByStep = SchedulerMachine.TestCase
 TestOverlapped = OverlapMachine.TestCase
