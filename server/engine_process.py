@@ -119,10 +119,10 @@ def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
         except ConnectionError:
             engine.close()
             return
-        for rejected in engine.take_rejected():
-            outbox.send(rejected)
+        _send_rejected(engine, outbox)
         if engine.has_unfinished:
             updates, checked = engine.step(), False
+            _send_rejected(engine, outbox)
         else:
             updates = []
             if not checked:
@@ -132,6 +132,11 @@ def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
         if updates or reports or time.monotonic() - last_sent >= HEARTBEAT_SECONDS:
             outbox.send(StepUpdates(updates, engine.stats, reports))
             last_sent = time.monotonic()
+
+
+def _send_rejected(engine: Engine, outbox: Outbox) -> None:
+    for rejected in engine.take_rejected():
+        outbox.send(rejected)
 
 
 def _take_messages(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
