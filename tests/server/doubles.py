@@ -120,6 +120,7 @@ class FakeEngine:
             load_seconds=0.0,
             kv_cache_bytes=1 << 20,
             hidden_size=HIDDEN_SIZE,
+            enable_prefix_caching=True,
         )
         self.counts = SimpleNamespace(prompt=0, generation=0)
         self.submitted: list[Submit] = []

@@ -95,6 +95,41 @@ async def test_abort_ends_the_stream_and_frees_the_blocks(client):
     client.abort("long")  # once more is no error
 
 
+async def test_the_engine_says_what_happens_to_requests(client):
+    """Live ones when asked, those that end without being asked, before their streams do; none once it is lost."""
+    ended = {}
+
+    def take(report):
+        ended[report.request_id] = report, client.num_open_requests
+
+    client.on_report = take
+    stream = submit(client, "live", max_tokens=200, n=2, prompt=range(3, 13))
+    updates = aiter(stream)
+    await anext(updates)
+    (report,) = await client.inspect(["live", "unknown"])
+    assert (report.request_id, report.state, report.num_prompt_tokens, report.ended_time) == (
+        "live",
+        "running",
+        10,
+        None,
+    )
+    assert all(sequence.block_ids for sequence in report.sequences)
+    client.abort("live")
+    await tokens_of(submit(client, "short", max_tokens=3))
+    await until(lambda: ended.keys() == {"live", "short"})
+    assert await client.inspect(["live", "short"]) == []
+    assert [s.finish_reason for s in ended["live"][0].sequences] == ["abort", "abort"]
+    short, num_open = ended["short"]
+    assert (short.num_generated_tokens, num_open) == (3, 1), "its stream is still open"
+    assert short.queued_time <= short.admitted_time <= short.first_token_time <= short.ended_time
+    os.kill(client.process_id, signal.SIGSTOP)
+    asking = asyncio.create_task(client.inspect(["live"]))
+    await asyncio.sleep(0.05)
+    os.kill(client.process_id, signal.SIGKILL)
+    with pytest.raises(EngineUnavailable):
+        await asyncio.wait_for(asking, timeout=4)
+
+
 async def test_a_request_that_cannot_fit_is_rejected_with_its_field(client):
     with pytest.raises(RequestRejected, match="max_tokens") as rejected:
         await tokens_of(submit(client, max_tokens=100_000))

@@ -6,6 +6,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.messages import EngineStats
 from tests.server.doubles import FakeEngine, client_of, make_app, says
 
 _ROUTES = [
@@ -15,6 +16,7 @@ _ROUTES = [
     ("GET", "/version"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/byte-model"),
+    ("GET", "/v1/requests/cmpl-1"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/embeddings"),
@@ -105,6 +107,10 @@ async def test_series_exist_before_the_first_request():
         *("vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count"),
         *("vllm:e2e_request_latency_seconds_count", "vllm:request_time_per_output_token_seconds_count"),
         *("vllm:request_prompt_tokens_count", "vllm:request_generation_tokens_count", "vllm:request_params_n_count"),
+        *("vllm:request_queue_time_seconds_count", "vllm:request_prefill_time_seconds_count"),
+        *("vllm:request_inference_time_seconds_count", "vllm:request_max_num_generation_tokens_count"),
+        *("vllm:request_prefill_kv_computed_tokens_count", "vllm:prompt_tokens_cached_total"),
+        *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     )
     for name in (*names, "octavo_kv_cache_integrity_failures_total"):
         assert (name, *LABELS) in series, name
@@ -113,6 +119,7 @@ async def test_series_exist_before_the_first_request():
     assert series["vllm:kv_cache_usage_perc", *LABELS] == 0.25
     info = next(key for key in series if key[0] == "vllm:cache_config_info")
     assert {("block_size", "16"), ("num_gpu_blocks", "64"), ("cache_dtype", "float32")} <= set(info)
+    assert ("enable_prefix_caching", "True") in info
 
 
 async def test_series_before_the_engine_is_there():
@@ -125,6 +132,72 @@ async def test_series_before_the_engine_is_there():
         series = await metrics_of(client)
     assert series["vllm:generation_tokens_total", *LABELS] == 0
     assert series["vllm:kv_cache_usage_perc", *LABELS] == 0
+
+
+async def test_what_the_engine_counts_is_told_as_boards_read_it():
+    class BusyEngine(FakeEngine):
+        stats = EngineStats(
+            num_running=3,
+            num_waiting=10,
+            num_blocks=100,
+            num_used_blocks=40,
+            num_steps=1,
+            num_preemptions=2,
+            num_prompt_tokens=1000,
+            num_generation_tokens=5,
+            num_recomputed_tokens=6,
+            num_prefix_queries=900,
+            num_prefix_hits=300,
+            num_swapped_out_blocks=7,
+            num_swapped_in_blocks=8,
+            num_dropped_queue_full=9,
+            num_dropped_queue_timeout=10,
+            num_dropped_deadline=11,
+            num_deferred=4,
+            num_queued_tokens=12,
+            num_starving=13,
+            num_cached_blocks=14,
+            num_evicted_blocks=15,
+            num_saved_blocks=16,
+            num_host_blocks=20,
+            num_used_host_blocks=5,
+        )
+
+    async with client_of(make_app(BusyEngine())) as client:
+        series = await metrics_of(client)
+    plain = {
+        "vllm:num_requests_running": 3,
+        "vllm:num_requests_waiting": 10,
+        "vllm:kv_cache_usage_perc": 0.4,
+        "vllm:num_preemptions_total": 2,
+        "vllm:prompt_tokens_total": 1000,
+        "vllm:prompt_tokens_cached_total": 300,
+        "vllm:prefix_cache_queries_total": 900,
+        "vllm:prefix_cache_hits_total": 300,
+        "vllm:generation_tokens_total": 5,
+        "vllm:prompt_tokens_recomputed_total": 6,
+        "octavo_kv_blocks_swapped_out_total": 7,
+        "octavo_kv_blocks_swapped_in_total": 8,
+        "octavo_num_queued_prompt_tokens": 12,
+        "octavo_num_requests_starving": 13,
+        "octavo_kv_blocks_cached": 14,
+        "octavo_kv_blocks_evicted_total": 15,
+        "octavo_kv_blocks_saved": 16,
+        "octavo_kv_host_usage_perc": 0.25,
+    }
+    assert {name: series[name, *LABELS] for name in plain} == plain
+    labelled = {
+        ("vllm:num_requests_waiting_by_reason", "reason"): {"capacity": 6, "deferred": 4},
+        ("vllm:prompt_tokens_by_source_total", "source"): {
+            "local_compute": 700,
+            "local_cache_hit": 300,
+            "external_kv_transfer": 0,
+        },
+        ("vllm:admission_rejections_total", "reason"): {"queue_full": 9},
+        ("octavo_requests_dropped_total", "cause"): {"queue_full": 9, "queue_timeout": 10, "deadline": 11},
+    }
+    for (name, label), values in labelled.items():
+        assert {value: series[name, *sorted([*LABELS, (label, value)])] for value in values} == values
 
 
 async def test_buckets_hold_those_of_existing_boards():
@@ -143,6 +216,9 @@ async def test_buckets_hold_those_of_existing_boards():
         ("vllm:request_time_per_output_token_seconds", per_token),
         ("vllm:e2e_request_latency_seconds", request),
         ("vllm:request_decode_time_seconds", request),
+        ("vllm:request_queue_time_seconds", request),
+        ("vllm:request_prefill_time_seconds", request),
+        ("vllm:request_inference_time_seconds", request),
         ("vllm:request_params_n", "1 2 5 10 20"),
     ):
         assert {float(edge) for edge in expected.split()} <= edges[name]
