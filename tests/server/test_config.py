@@ -1,6 +1,7 @@
 """Settings: where a value comes from, which goes first, and the sentence that a wrong one gets."""
 
 import os
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -174,3 +175,30 @@ def test_every_attention_backend_can_be_chosen():
 @pytest.mark.parametrize("written", ["a,b", ["a", "b"], '["a", "b"]', ['["a"]', "b"]])
 def test_lists_may_be_written_as_vllm_takes_them(written):
     assert load_settings({"allowed_origins": written}).allowed_origins == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("4", 4 << 30), ("0.5", 1 << 29), ("0", 0), ("512MiB", 512 << 20), ("2147483648", 2 << 30)]
+)
+def test_swap_space_takes_gib_as_vllm_does_and_sizes(text, num_bytes):
+    assert load_settings({"swap_space": text}).engine_config(Path("/m")).swap_space == num_bytes
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "1e99", "many"])
+def test_a_swap_space_that_is_none_is_refused(text):
+    with pytest.raises(SettingsError, match="--swap-space"):
+        load_settings({"swap_space": text})
+
+
+def test_a_switch_for_the_swap_space_in_a_file_is_no_gibibyte(config_file):
+    with pytest.raises(SettingsError, match="swap_space"):
+        load_settings({"config": config_file("swap_space = true\n")})
+
+
+def test_nothing_of_the_engines_part_is_left_behind():
+    """Each of its fields is a setting of the same name."""
+    chosen = {"enable_prefix_caching": "false", "max_num_queued_reqs": "7", "max_num_queued_tokens": "9"}
+    config = load_settings({**chosen, "priority_ageing": "1.5", "kv_cache_memory": "2GiB"}).engine_config(Path("/m"))
+    assert (config.enable_prefix_caching, config.max_num_queued_reqs, config.max_num_queued_tokens) == (False, 7, 9)
+    assert (config.priority_ageing, config.kv_cache_memory, config.model_path) == (1.5, 2 << 30, "/m")
+    assert type(config.kv_cache_memory) is int

@@ -6,13 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kernels.attention.backend import BackendUnavailableError
 from kernels.cpu import native_library
+from paged_cache.spec import KVCacheSpec
 from scheduler.stats import SchedulerStats
 from server.config import load_settings
 from server.engine import Engine, build_engine
-from server.engine_sizing import UnservableSettings
+from server.engine_sizing import UnservableSettings, fill_in_for, num_host_kv_blocks
 from tests.kernels.conftest import make_backend
 
 
@@ -54,3 +56,25 @@ def test_batch_invariance_needs_the_native_library(attention_backend, monkeypatc
 def test_plain_torch_is_not_batch_invariant(attention_backend):
     with pytest.raises(BackendUnavailableError, match=f"the {attention_backend} attention backend is not batch-inv"):
         build(device="cpu", batch_invariant="true", attention_backend=attention_backend)
+
+
+def filled_in(device, **flags):
+    return fill_in_for(torch.device(device), load_settings(flags).engine_config(Path("/m")))
+
+
+def test_what_is_left_to_the_device():
+    on_cpu, on_gpu = filled_in("cpu"), filled_in("cuda")
+    assert (on_cpu.swap_space, on_gpu.swap_space) == (0, 4 << 30)
+    assert on_gpu.long_prefill_token_threshold * 4 == on_gpu.max_num_batched_tokens
+    chosen = filled_in("cpu", swap_space="1", long_prefill_token_threshold="0", max_num_batched_tokens="100")
+    assert (chosen.swap_space, chosen.long_prefill_token_threshold) == (1 << 30, 0)
+
+
+def test_host_blocks_are_as_many_as_fit_the_swap_space(monkeypatch):
+    spec = KVCacheSpec(num_layers=2, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
+    assert num_host_kv_blocks(filled_in("cpu"), spec) == 0
+    monkeypatch.setattr("server.engine_sizing.available_host_bytes", lambda: 1 << 20)
+    config = filled_in("cpu", swap_space=str(spec.bytes_per_block * 5 + 1))
+    assert num_host_kv_blocks(config, spec) == 5
+    with pytest.raises(UnservableSettings, match="--swap-space"):
+        num_host_kv_blocks(filled_in("cpu", swap_space="1"), spec)
