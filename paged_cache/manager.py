@@ -273,11 +273,15 @@ class BlockManager:
             assert (block_id in self._cache) == self._pool.is_kept(block_id), f"block {block_id} is kept for nothing"
 
     def _shared_partial_block(self, table: BlockTable, num_computed_tokens: int) -> int | None:
-        """Position of the block that holds the next token to write, if another table holds it too."""
+        """Position of the block that holds the next token to write, if another table holds it too, or may be given it.
+
+        A cached block is full: whoever was forked off inside it writes to a copy.
+        """
         position = num_computed_tokens // self.block_size
         if position < len(table):
-            assert position >= table.num_registered, f"registered block {table.block_ids[position]} is to be written"
-            if self._pool.ref_count(table.block_ids[position]) > 1:
+            block_id = table.block_ids[position]
+            assert position >= table.num_registered, f"registered block {block_id} is to be written"
+            if self._pool.ref_count(block_id) > 1 or self._pool.is_kept(block_id):
                 return position
         return None
 
