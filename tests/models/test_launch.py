@@ -80,7 +80,7 @@ def host_reads_refused(monkeypatch):
 
 def test_launch_reads_nothing_back(host_reads_refused):
     guard, lift = host_reads_refused
-    limits = {"max_num_seqs": 4, "max_model_len": 48}
+    limits = {"max_num_seqs": 6, "max_model_len": 48}
     scheduler = Scheduler(SchedulerConfig(**limits, max_num_batched_tokens=9), BlockManager(14, 4))
     model = LookedUpModel()
     runner = ModelRunner(model, None, KVCache(KVCacheSpec(1, 1, 2, 4, "float32"), 14, CPU), **limits)
