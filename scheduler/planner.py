@@ -292,7 +292,9 @@ class Planner:
         """
         # The step writes to the host first: it must not write what it reads from there afterwards. That goes for what
         # it was to bring back for this sequence too, which its blocks do not hold yet.
-        may_swap = not plan.swapped_in and sequence.request.params.pooling != "mean"
+        # Siblings that are forked as it comes back would copy from a block that the same step swaps in.
+        request = sequence.request
+        may_swap = not (plan.swapped_in or request.awaits_fork or request.params.pooling == "mean")
         dropped_copy = plan.drop(sequence)
         is_swapped = False
         if may_swap and is_swap_cheaper(sequence, self._manager, self._config):
