@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.request_report import Preemption, RequestReport
+from scheduler.request_report import Preemption, PreemptionCause, RequestReport, WaitReason
 from server import request_history
 from server.api_keys import ADMIN
 from server.request_history import RequestHistory, RequestTrace, end_record
 
 LOGGER = "octavo.ended"
+PAGE = Path(__file__).parents[2] / "docs" / "requests.md"
 
 
 def report(request_id: str, **fields) -> RequestReport:
@@ -115,6 +119,7 @@ async def test_requests_are_shown_to_their_key_and_the_admin_alone():
     assert [history.find(name, ADMIN) for name in ("cmpl-1", "cmpl-2")] == [alices, bobs]
     assert history.find("same", ADMIN) in (alices, bobs)
     assert history.find("same", None) is None
+    assert history.find("cmpl-1", None) is None, "without a key, where one is not needed"
     history.close(alices, 200)
     history.take(report("cmpl-1-0"))
     assert history.find("cmpl-1", "alice") is alices
@@ -158,3 +163,8 @@ def test_old_requests_are_forgotten(requests):
     kept = {answer_id for by_key in history._by_request_id.values() for answer_id in by_key.values()}
     assert kept <= sizes.keys()
     assert all(history._by_request_id.values())
+
+
+def test_the_page_names_each_field_and_reason():
+    named = set(re.findall(r"`(\w+)`", PAGE.read_text()))
+    assert {*end_record(trace()), *get_args(WaitReason), *get_args(PreemptionCause)} <= named
