@@ -65,7 +65,7 @@ class RequestLedger:
         self._waiting: dict[str, _Record] = {}  # those that wait and do not starve yet; the longest wait first
         self._starving: dict[str, _Record] = {}  # those that have been reported
         self._head: _Record | None = None  # whose turn it is, and which cannot be admitted
-        self._ending: dict[str, _Record] = {}  # a sequence has ended; perhaps the last
+        self._ending: dict[str, _Record] = {}  # a sequence has ended since these were looked at; perhaps the last
         self._ended: list[RequestReport] = []
 
     @property
@@ -138,15 +138,13 @@ class RequestLedger:
         if record is None:
             return
         record.finish_reasons[sequence.index] = finish_reason
-        record.last_end_time = now
-        self._ending[sequence.request.request_id] = record
-        self._end_wait_without(record, sequence, now)
+        self._end_one(record, sequence, now)
 
     def given_up(self, sequence: Sequence, now: float) -> None:
         """A beam is none of the answers, and its request is left without it."""
         record = self._records.get(sequence.request.request_id)
         if record is not None:
-            self._end_wait_without(record, sequence, now)
+            self._end_one(record, sequence, now)
 
     def dropped(self, request: Request, dropped: Dropped, now: float) -> None:
         """It was ended for want of room or time, perhaps before it was queued."""
@@ -166,7 +164,8 @@ class RequestLedger:
 
     def take_ended(self) -> list[RequestReport]:
         """The requests that have ended since the last call; the ledger forgets them. To be called between steps."""
-        for record in list(self._ending.values()):
+        ending, self._ending = self._ending, {}
+        for record in ending.values():
             if all(s.status is SequenceStatus.FINISHED for s in record.request.sequences):
                 self._close(record, record.last_end_time)
         ended, self._ended = self._ended, []
@@ -226,6 +225,11 @@ class RequestLedger:
             return
         if not any(other.status in _WAITING for other in record.request.sequences if other is not sequence):
             self._end_wait(record, now)
+
+    def _end_one(self, record: _Record, sequence: Sequence, now: float) -> None:
+        record.last_end_time = now
+        self._ending[record.request.request_id] = record
+        self._end_wait_without(record, sequence, now)
 
     def _end_wait(self, record: _Record, now: float) -> None:
         self._change_reason(record, None, now)
