@@ -184,7 +184,7 @@ class Settings(BaseSettings):
         ge=0,
         le=1 << 50,
         description="Host memory for KV blocks of preempted sequences, in bytes or such as 4GiB; a bare number up to "
-        "1024 counts GiB; 0: they are always computed again. By default 4GiB beside a GPU, none on a CPU.",
+        "1024 counts GiB; 0: they are always computed again. By default up to 4GiB beside a GPU, none on a CPU.",
     )
     max_num_queued_reqs: int = Field(
         8192, ge=0, le=1 << 24, description="Most requests that wait to be run; further ones get 429. 0: no limit."

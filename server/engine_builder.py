@@ -100,7 +100,7 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
     )
     if device.type != "cpu":
         warm_up(runner, config, max_model_len)
-    costs = preemption_costs(runner, config, max_model_len, num_host_blocks)
+    costs = preemption_costs(runner, config, max_model_len, num_blocks, num_host_blocks)
     info = EngineInfo(
         max_model_len=max_model_len,
         num_blocks=num_blocks,

@@ -45,10 +45,15 @@ def fill_in_for(device: torch.device, config: EngineConfig) -> EngineConfig:
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=max(1, max_num_batched_tokens // 4) if threshold is None else threshold,
         # On a CPU, host blocks would take the same memory as the cache itself.
-        swap_space=(0 if is_cpu else 4 * GIB) if config.swap_space is None else config.swap_space,
+        swap_space=(0 if is_cpu else _default_swap_space()) if config.swap_space is None else config.swap_space,
         # On a CPU the scheduler would compete with the step it runs beside for the same cores.
         async_scheduling=not is_cpu if config.async_scheduling is None else config.async_scheduling,
     )
+
+
+def _default_swap_space() -> int:
+    """Bytes beside a card: 4 GiB, or a quarter of what is free if that is less."""
+    return min(4 * GIB, available_host_bytes() // 4)
 
 
 def select_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

@@ -62,12 +62,15 @@ def filled_in(device, **flags):
     return fill_in_for(torch.device(device), load_settings(flags).engine_config(Path("/m")))
 
 
-def test_what_is_left_to_the_device():
+def test_what_is_left_to_the_device(monkeypatch):
+    monkeypatch.setattr("server.engine_sizing.available_host_bytes", lambda: 100 << 30)
     on_cpu, on_gpu = filled_in("cpu"), filled_in("cuda")
     assert (on_cpu.swap_space, on_gpu.swap_space) == (0, 4 << 30)
     assert on_gpu.long_prefill_token_threshold * 4 == on_gpu.max_num_batched_tokens
     chosen = filled_in("cpu", swap_space="1", long_prefill_token_threshold="0", max_num_batched_tokens="100")
     assert (chosen.swap_space, chosen.long_prefill_token_threshold) == (1 << 30, 0)
+    monkeypatch.setattr("server.engine_sizing.available_host_bytes", lambda: 4 << 30)
+    assert filled_in("cuda").swap_space == 1 << 30  # no start fails for want of what nobody asked for
 
 
 def test_host_blocks_are_as_many_as_fit_the_swap_space(monkeypatch):
