@@ -21,10 +21,11 @@ class ServerDidNotStart(RuntimeError):
 
 
 @contextmanager
-def local_server(flags: Sequence[str] = (), module: str = "server.cli") -> Iterator[str]:
+def local_server(flags: Sequence[str] = (), module: str = "server.cli", api_key: str | None = None) -> Iterator[str]:
     """Serve on a free port with the given flags of `octavo serve`; yields the URL once it is ready.
 
-    `module` is run as a program: the command itself, or another that takes its arguments.
+    `module` is run as a program: the command itself, or another that takes its arguments. Where the flags set keys,
+    `api_key` is one of them.
 
     Raises:
         ServerDidNotStart: with the server's own output.
@@ -35,7 +36,7 @@ def local_server(flags: Sequence[str] = (), module: str = "server.cli") -> Itera
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         try:
-            if not _gets_ready(process, url):
+            if not _gets_ready(process, url, api_key):
                 log.seek(0)
                 raise ServerDidNotStart(f"{' '.join(command)} did not get ready:\n{log.read()}")
             yield url
@@ -49,9 +50,10 @@ def _free_port() -> int:
         return port
 
 
-def _gets_ready(process: "subprocess.Popen[bytes]", url: str) -> bool:
+def _gets_ready(process: "subprocess.Popen[bytes]", url: str, api_key: str | None) -> bool:
     deadline = time.monotonic() + START_SECONDS
-    with httpx.Client(trust_env=False, timeout=5) as client:
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    with httpx.Client(trust_env=False, timeout=5, headers=headers) as client:
         while process.poll() is None and time.monotonic() < deadline:
             try:
                 if client.get(f"{url}/health/ready").status_code == 200:
