@@ -78,12 +78,17 @@ def host_reads_refused(monkeypatch):
     yield guard, monkeypatch.undo
 
 
-def test_launch_reads_nothing_back(host_reads_refused):
+@pytest.mark.parametrize("num_host_blocks", [0, 20], ids=["recomputing", "swapping"])
+def test_launch_reads_nothing_back(host_reads_refused, num_host_blocks):
     guard, lift = host_reads_refused
     limits = {"max_num_seqs": 6, "max_model_len": 48}
-    scheduler = Scheduler(SchedulerConfig(**limits, max_num_batched_tokens=9), BlockManager(14, 4))
+    scheduler = Scheduler(
+        SchedulerConfig(**limits, max_num_batched_tokens=9, recompute_seconds_per_token=1.0),
+        BlockManager(14, 4, num_host_blocks=num_host_blocks),
+    )
     model = LookedUpModel()
-    runner = ModelRunner(model, None, KVCache(KVCacheSpec(1, 1, 2, 4, "float32"), 14, CPU), **limits)
+    kv_cache = KVCache(KVCacheSpec(1, 1, 2, 4, "float32"), 14, CPU, num_host_blocks)
+    runner = ModelRunner(model, None, kv_cache, **limits)
     requests = [
         Request(
             request_id=f"r{i}",
@@ -107,6 +112,7 @@ def test_launch_reads_nothing_back(host_reads_refused):
         updates += scheduler.update(output, pending.result())
     assert copies > 0
     assert scheduler.stats.num_preemptions > 0
+    assert (scheduler.stats.num_swapped_in_blocks > 0) == (num_host_blocks > 0)
     for request in requests:
         for index in range(request.params.n):
             own = [u for u in updates if (u.request_id, u.index) == (request.request_id, index)]

@@ -159,7 +159,7 @@ def test_without_caching_nothing_is_kept():
 def test_a_cached_block_is_never_written():
     manager = BlockManager(4, SIZE)
     table, _ = prompt(manager, range(8))
-    with pytest.raises(AssertionError, match="registered block .* is to be written"):
+    with pytest.raises(AssertionError, match="is to be written"):
         manager.allocate(table, 7, 9)
 
 

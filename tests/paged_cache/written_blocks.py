@@ -1,4 +1,4 @@
-"""Sequences over a block manager whose blocks have contents, beside a plain model of what is cached and what is evicted.
+"""Sequences over a block manager whose blocks have contents, beside a plain model of what is cached and evicted.
 
 What stands in a slot is the whole prefix that its token was computed from: a block that is shared, copied, moved or
 evicted wrongly is read as somebody else's.
