@@ -47,11 +47,12 @@ class Candidates:
 
     def read(self) -> list[RowResult]:
         """Those of each of `places`, best first, once they have arrived. A token that is forbidden is none."""
-        return [
-            RowResult(candidates=tuple(pair for pair in zip(row_ids, row_logprobs, strict=True) if pair[1] > -inf))
-            for ids, logprobs in self.groups
-            for row_ids, row_logprobs in zip(ids.tolist(), logprobs.tolist(), strict=True)
-        ]
+        results = []
+        for ids, logprobs in self.groups:
+            for ranked in map(zip, ids.tolist(), logprobs.tolist()):
+                allowed = tuple(pair for pair in ranked if pair[1] > -inf)  # nor is one of a row that has no token left
+                results.append(RowResult(candidates=allowed, is_dead_end=not allowed))
+        return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,12 @@ class SampledTokens:
             results = [
                 RowResult((token_id,), (scores[i],) if i in scores else ()) for i, token_id in enumerate(token_ids)
             ]
-        if self.candidates is not None:
-            for i, result in zip(self.candidates.places, self.candidates.read(), strict=True):
-                results[i] = result
         if self.is_forbidden is not None:
             for i in self.is_forbidden.nonzero().flatten().tolist():
                 results[i] = RowResult(is_dead_end=True)
+        if self.candidates is not None:
+            for i, result in zip(self.candidates.places, self.candidates.read(), strict=True):
+                results[i] = result
         return results
 
 
