@@ -52,8 +52,7 @@ class Edge:
 
     def submitter(self, request: Request) -> Submitter:
         """Who asks: the holder of the key that came with the request."""
-        key_name: str | None = request.state.key_name
-        return Submitter(key_name or "", self.settings.request_timeout, self.settings.queue_timeout)
+        return Submitter(key_name_of(request), self.settings.request_timeout, self.settings.queue_timeout)
 
     def trace(self, request: Request, answer_id: str, model: str, num_prompts: int) -> RequestTrace:
         """Remember from now on what becomes of a request that goes to the engine; ended when its answer is sent."""
@@ -68,6 +67,12 @@ class Edge:
         """Names what answers; empty while nothing does."""
         info = self.engine.info
         return "" if info is None else system_fingerprint(self.settings, info)
+
+
+def key_name_of(request: Request) -> str:
+    """The name of the key that came with it; "" where there are no keys."""
+    key_name: str | None = request.state.key_name
+    return key_name or ""
 
 
 def _edge_of(request: Request) -> Edge:

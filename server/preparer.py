@@ -24,6 +24,7 @@ from server.ipc import receive_payload, send_payload
 from server.preparer_process import READY, TOKENIZER
 from server.served_model import ServedModel
 from server.tokenizer import Tokenizer
+from server.turns import Turns
 from server.value_codec import ValueCodec, class_named
 
 logger = logging.getLogger("octavo.preparer")
@@ -113,22 +114,22 @@ class Preparer:
         self._codec = ValueCodec({TOKENIZER: tokenizer})
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "prepare")
         self._waiters = ThreadPoolExecutor(_NUM_CONNECTIONS, "await-preparer")
+        self._turns, self._turns_beside = Turns(_NUM_THREADS), Turns(_NUM_CONNECTIONS)
         self._process: _Process | None = None
         self._lock = threading.Lock()  # of `_process` and of when to start it
         self._has_run = False
         self._next_start = 0.0  # not before
 
     async def run(
-        self, function: Callable[[bytes, ServedModel], Prepared], body: bytes, model: ServedModel
+        self, function: Callable[[bytes, ServedModel], Prepared], body: bytes, model: ServedModel, holder: str = ""
     ) -> Prepared:
         """What `function`, which stands in a module of ours under its own name, makes of a body. Raises ApiError.
 
-        Its result must be data, with its classes ours (see value_codec).
+        Its result must be data, with its classes ours (see value_codec). Holders of different keys take turns.
         """
-        loop = asyncio.get_running_loop()
         if len(body) <= MAX_SMALL or self._model_path is None or not _has_a_name(function):
-            return await loop.run_in_executor(self._threads, function, body, model)
-        return await loop.run_in_executor(self._waiters, self._run_beside, function, body, model)
+            return await _in_turn(self._turns, holder, self._threads, function, body, model)
+        return await _in_turn(self._turns_beside, holder, self._waiters, self._run_beside, function, body, model)
 
     def start(self) -> None:
         """Start the process before it is needed; takes about a second."""
@@ -201,6 +202,26 @@ def _started(model_path: Path, log_level: str, descriptors: list[int]) -> subpro
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+async def _in_turn(
+    turns: Turns, holder: str, threads: ThreadPoolExecutor, function: Callable[..., Prepared], *arguments: object
+) -> Prepared:
+    """Call it in a thread. Its place is free again when the thread is, be the caller still there or not."""
+    loop = asyncio.get_running_loop()
+
+    def give_back(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits for a place
+            loop.call_soon_threadsafe(turns.give_back)
+
+    await turns.take(holder)
+    try:
+        future = threads.submit(function, *arguments)
+    except RuntimeError:
+        turns.give_back()
+        raise
+    future.add_done_callback(give_back)
+    return await asyncio.wrap_future(future)
 
 
 def _has_a_name(function: Callable[..., object]) -> bool:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.disconnect import until_disconnect
-from server.edge import CurrentEdge, Edge
+from server.edge import CurrentEdge, Edge, key_name_of
 from server.embedding import FLOAT_BYTES, EmbeddingRun, answer_pieces, prepare_embedding
 from server.json_response import JsonResponse
 from server.off_loop import off_loop_if_large
@@ -27,7 +27,7 @@ async def create_embeddings(request: Request, edge: CurrentEdge) -> Response:
 
 
 async def _answer(request: Request, body: bytes, arrival: float, edge: Edge) -> Response:
-    prepared = await edge.preparer.run(prepare_embedding, body, edge.served_model())
+    prepared = await edge.preparer.run(prepare_embedding, body, edge.served_model(), key_name_of(request))
     trace = edge.trace(request, f"embd-{uuid.uuid4().hex}", prepared.model, len(prepared.prompts))
     run = EmbeddingRun(prepared, trace, edge.engine, edge.metrics, arrival, edge.submitter(request))
     pooled = await run.pooled()

@@ -18,7 +18,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from server.disconnect import until_disconnect
-from server.edge import Edge
+from server.edge import Edge, key_name_of
 from server.error_responses import as_api_error
 from server.errors import ApiError, BodyTooLarge
 from server.event_stream import EventStream, server_sent_event
@@ -96,7 +96,7 @@ async def answer(request: Request, edge: Edge, route: Route[Prepared]) -> Respon
 
 async def _answer(request: Request, body: bytes, arrival: float, edge: Edge, route: Route[Prepared]) -> Response:
     fingerprint = edge.fingerprint()
-    prepared = await edge.preparer.run(route.prepare, body, edge.served_model())
+    prepared = await edge.preparer.run(route.prepare, body, edge.served_model(), key_name_of(request))
     head = Head(f"{route.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model, fingerprint)
     writer = route.writer(prepared, head)
     trace = edge.trace(request, head.id, prepared.model, len(prepared.prompts))

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from server.chat_output import ChatOutput
 from server.disconnect import until_disconnect
-from server.edge import CurrentEdge
+from server.edge import CurrentEdge, key_name_of
 from server.errors import ApiError
 from server.event_stream import server_sent_event
 from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
@@ -115,7 +115,7 @@ async def create_message(request: Request, edge: CurrentEdge) -> Response:
 async def count_tokens(request: Request, edge: CurrentEdge) -> Response:
     """Count the tokens of the prompt that a conversation makes."""
     body = await read_body(request, edge.settings.max_body_size)
-    counting = edge.preparer.run(count_message_tokens, body, edge.served_model())
+    counting = edge.preparer.run(count_message_tokens, body, edge.served_model(), key_name_of(request))
     counted = await until_disconnect(request.receive, counting)
     headers = ignored_fields_header(counted.ignored_fields)
     return Response(to_json(TokenCount(counted.num_tokens)), headers=dict(headers), media_type="application/json")

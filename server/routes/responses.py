@@ -10,7 +10,7 @@ from starlette.responses import Response as HttpResponse
 
 from server.chat_output import ChatOutput
 from server.disconnect import until_disconnect
-from server.edge import CurrentEdge
+from server.edge import CurrentEdge, key_name_of
 from server.engine_client import RequestRejected
 from server.errors import ApiError, InvalidRequest
 from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
@@ -175,7 +175,7 @@ async def create_response(request: Request, edge: CurrentEdge) -> HttpResponse:
 async def count_response_tokens(request: Request, edge: CurrentEdge) -> HttpResponse:
     """Count the tokens of the prompt that a conversation makes."""
     body = await read_body(request, edge.settings.max_body_size)
-    counting = edge.preparer.run(count_input_tokens, body, edge.served_model())
+    counting = edge.preparer.run(count_input_tokens, body, edge.served_model(), key_name_of(request))
     counted = await until_disconnect(request.receive, counting)
     headers = ignored_fields_header(counted.ignored_fields)
     content = to_json(InputTokenCount(counted.num_tokens))

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.disconnect import until_disconnect
-from server.edge import CurrentEdge, Edge
+from server.edge import CurrentEdge, Edge, key_name_of
 from server.json_response import JsonResponse
 from server.protocol.responses import to_json
 from server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
@@ -47,6 +47,6 @@ async def _answer(
     request: Request, edge: Edge, answer: Callable[[bytes, ServedModel], tuple[bytes, list[str]]]
 ) -> Response:
     body = await read_body(request, edge.settings.max_body_size)
-    working = edge.preparer.run(answer, body, edge.served_model())
+    working = edge.preparer.run(answer, body, edge.served_model(), key_name_of(request))
     content, ignored_fields = await until_disconnect(request.receive, working)
     return JsonResponse([content], ignored_fields_header(ignored_fields))
