@@ -86,6 +86,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"prompt": "Hello", "max_tokens": 3},
         {"prompt": ["Hello", "Good day"], "max_tokens": 3, "logprobs": 2, "echo": True, "prompt_logprobs": 1},
         {"prompt": [72, 101], "max_tokens": 3, **SAMPLING, "best_of": 3},
+        {"prompt": "a", "max_tokens": 3, "n": 2, "best_of": 3, "use_beam_search": True, "length_penalty": 1.0},
         {"prompt": "a", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}},
         {"prompt": "a", "max_tokens": 3, "structured_outputs": {"regex": "[a-z]+"}},
         {
