@@ -5,8 +5,9 @@ sequences through the queues alone, and knows neither blocks nor steps: the cand
 those of all beams are in, whatever becomes of its blocks in the meantime.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from heapq import merge
 from typing import TYPE_CHECKING
 
 from scheduler.output import FinishReason, RowResult, SequenceFailure, SequenceUpdate, TokenLogprobs
@@ -15,8 +16,6 @@ from scheduler.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from scheduler.queues import SequenceQueues
-
-_FORBIDDEN = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +124,8 @@ def _choose(request: Request, group: BeamGroup, eos_token_ids: Collection[int]) 
     survivors: list[_Continuation] = []
     complete = list(group.answers)
     for rank, continuation in enumerate(_continuations(group, params)):
+        if rank >= search.width and (len(survivors) == search.width or length == params.max_tokens):
+            break
         stop_token_id = _stop_token(continuation.token_id, length, params, eos_token_ids)
         if stop_token_id is None and length < params.max_tokens:
             if len(survivors) < search.width:
@@ -140,20 +141,19 @@ def _choose(request: Request, group: BeamGroup, eos_token_ids: Collection[int]) 
     return survivors if can_improve and not search.early_stopping else []
 
 
-def _continuations(group: BeamGroup, params: SamplingParams) -> list[_Continuation]:
-    """Every beam with each of its candidates, the likeliest first."""
-    continuations = []
-    for beam in group.beams.values():
-        assert beam.candidates is not None
-        top = beam.candidates[: params.logprobs or 0]
-        for token_id, logprob in beam.candidates:
-            if logprob == _FORBIDDEN:
-                break
-            path = None
-            if params.logprobs is not None:
-                path = _ScoredPath(beam.path, TokenLogprobs(token_id, logprob, top))
-            continuations.append(_Continuation(beam, token_id, beam.score + logprob, path))
-    return sorted(continuations, key=lambda continuation: -continuation.score)
+def _continuations(group: BeamGroup, params: SamplingParams) -> Iterator[_Continuation]:
+    """Every beam with each of its candidates, the likeliest first. Made as they are asked for: few of them are."""
+    of_beams = (_continuations_of(beam, params.logprobs) for beam in group.beams.values())
+    return merge(*of_beams, key=lambda continuation: -continuation.score)
+
+
+def _continuations_of(beam: _Beam, num_logprobs: int | None) -> Iterator[_Continuation]:
+    assert beam.candidates is not None
+    for token_id, logprob in beam.candidates:
+        path = None
+        if num_logprobs is not None:
+            path = _ScoredPath(beam.path, TokenLogprobs(token_id, logprob, beam.candidates[:num_logprobs]))
+        yield _Continuation(beam, token_id, beam.score + logprob, path)
 
 
 def _stop_token(token_id: int, length: int, params: SamplingParams, eos_token_ids: Collection[int]) -> int | None:
