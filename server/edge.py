@@ -52,7 +52,14 @@ class Edge:
 
     def submitter(self, request: Request) -> Submitter:
         """Who asks: the holder of the key that came with the request."""
-        return Submitter(key_name_of(request), self.settings.request_timeout, self.settings.queue_timeout)
+        settings = self.settings
+        return Submitter(
+            key_name_of(request),
+            settings.request_timeout,
+            settings.queue_timeout,
+            settings.max_num_queued_reqs,
+            settings.max_num_queued_tokens,
+        )
 
     def trace(self, request: Request, answer_id: str, model: str, num_prompts: int) -> RequestTrace:
         """Remember from now on what becomes of a request that goes to the engine; ended when its answer is sent."""

@@ -107,6 +107,7 @@ class EmbeddingRun:
         """Submit, and wait for the pooled hidden states of each prompt: float32, little-endian. To be called once.
 
         Raises:
+            InvalidRequest: if there are more prompts than may wait.
             EngineUnavailable: before anything was submitted, or between two prompts.
             RequestRejected: if the scheduler refuses a prompt.
             RequestDropped: if there is no room or no time for it.
@@ -115,6 +116,7 @@ class EmbeddingRun:
         """
         end: FinishReason = "abort"  # when the caller goes away
         try:
+            self._submitter.refuse_too_many(self._request.prompts, "input")
             streams = [await self._submit(*item) for item in zip(self._engine_ids, self._request.prompts, strict=True)]
             return [await self._wait(*item) for item in zip(self._engine_ids, streams, strict=True)]
         except Exception:

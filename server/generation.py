@@ -104,6 +104,7 @@ class Generation:
         """Submit, and yield pieces of the answers as they come. To be called once, and closed.
 
         Raises:
+            InvalidRequest: if there are more prompts than may wait.
             EngineUnavailable: before anything was submitted, or between two prompts.
             RequestRejected: if the scheduler refuses a prompt, or what it asks for cannot be gone on with.
             RequestDropped: if there is no room or no time for it.
@@ -149,6 +150,7 @@ class Generation:
 
     async def _submit(self) -> list[UpdateStream]:
         request = self._request
+        self._submitter.refuse_too_many([prompt.token_ids for prompt in request.prompts], "prompt")
         num_chars = sum(map(len, request.stop))
         stops = await off_loop_if_large(num_chars, partial(StopAutomaton, request.stop))
         streams: list[UpdateStream] = []

@@ -3,9 +3,11 @@
 Whose it is comes from the key alone, never from the body. Knows no HTTP and no prompt.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.sampling_params import SamplingParams
+from server.errors import InvalidRequest
 from server.messages import Submit
 from server.protocol.fields import PromptFields
 from server.token_ids import TokenIds
@@ -24,11 +26,35 @@ class ServiceTerms:
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """Who asks, and the most time that the server's settings allow him."""
+    """Who asks, and what the server's settings allow him at most."""
 
     tenant: str = ""  # the name of his key; "" where there are no keys
     timeout: float | None = None  # seconds
     queue_timeout: float | None = None
+    max_prompts: int = 0  # of one request: as many as may wait; 0 = no limit
+    max_prompt_tokens: int = 0  # of several prompts together
+
+    def refuse_too_many(self, prompts: Sequence[Sequence[int]], param: str) -> None:
+        """Refuse prompts that would not even find room in an empty queue: sent again, they would fail again.
+
+        Raises:
+            InvalidRequest: saying how many may come at once.
+        """
+        if len(prompts) <= 1:
+            return
+        if 0 < self.max_prompts < len(prompts):
+            raise InvalidRequest(
+                f"{param} has {len(prompts)} prompts, and at most {self.max_prompts} may wait on this server "
+                "(--max-num-queued-reqs). Send fewer at once.",
+                param,
+            )
+        num_tokens = sum(map(len, prompts))
+        if 0 < self.max_prompt_tokens < num_tokens:
+            raise InvalidRequest(
+                f"The {len(prompts)} prompts have {num_tokens} tokens, and at most {self.max_prompt_tokens} may wait "
+                "on this server (--max-num-queued-tokens). Send fewer prompts at once.",
+                param,
+            )
 
     def message(
         self, request_id: str, token_ids: TokenIds, params: SamplingParams, terms: ServiceTerms, arrival_time: float

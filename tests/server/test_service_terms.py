@@ -154,3 +154,27 @@ async def test_usage_tells_how_much_was_cached(path, where):
     for name in where:
         found = found[name]
     assert found == 2
+
+
+@pytest.mark.parametrize(("path", "param"), [(COMPLETIONS, "prompt"), (EMBEDDINGS, "input")])
+@pytest.mark.parametrize(
+    ("settings", "prompts", "is_refused"),
+    [
+        ({"max_num_queued_reqs": 3}, ["a"] * 3, False),
+        ({"max_num_queued_reqs": 3}, ["a"] * 4, True),
+        ({"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}, ["a"] * 40, False),
+        ({"max_num_queued_tokens": 10}, ["abcde"] * 2, False),
+        ({"max_num_queued_tokens": 10}, ["abcde"] * 3, True),
+        ({"max_num_queued_tokens": 10}, ["a" * 50], False),  # one alone always finds room in an empty queue
+    ],
+)
+async def test_more_prompts_than_may_ever_wait_are_the_requests_fault(path, param, settings, prompts, is_refused):
+    """Told to come again later, their sender would do so for ever."""
+    engine = FakeEngine()
+    async with client_of(make_app(engine, **settings)) as client:
+        answer = await client.post(path, json={param: prompts})
+    assert answer.status_code == (400 if is_refused else 200)
+    if is_refused:
+        assert answer.json()["error"]["param"] == param
+        assert "--max-num-queued" in answer.json()["error"]["message"]
+        assert engine.submitted == []
