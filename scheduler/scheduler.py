@@ -6,6 +6,7 @@ result of the last. Must not know how tokens are computed, what they mean as tex
 """
 
 from collections import deque
+from collections.abc import Sequence as SequenceOf
 
 from paged_cache.manager import BlockManager, BlockMove
 from scheduler.admission import RequestRefused, refuse_unservable
@@ -29,10 +30,11 @@ from scheduler.output import (
 from scheduler.planner import Planner
 from scheduler.queues import SequenceQueues
 from scheduler.request import Request, Sequence, SequenceStatus
-from scheduler.results import AcceptedTokens, accept_tokens, build_update, unreported_scores
+from scheduler.results import NOTHING_ACCEPTED, accept_tokens, build_update, unreported_scores
 from scheduler.stats import SchedulerCounters, SchedulerStats
 from scheduler.step_plan import StepPlan
 
+_NO_UPDATES: SequenceOf[SequenceUpdate] = ()
 MAX_STEPS_IN_FLIGHT = 2  # the one that runs, and the one that waits on the device behind it
 
 
@@ -296,34 +298,33 @@ class Scheduler:
 
     # --- results ---
 
-    def _take_result(self, sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> list[SequenceUpdate]:
+    def _take_result(self, sequence: Sequence, row: NewRow | KnownRow, result: RowResult) -> SequenceOf[SequenceUpdate]:
         scores = unreported_scores(sequence, row, result) if result.prompt_logprobs else ()
-        accepted = AcceptedTokens()
-        answers: list[SequenceUpdate] = []
-        is_searched = sequence.request.params.beam_search is not None
-        if result.candidates or (is_searched and result.is_dead_end):
+        accepted, answers = NOTHING_ACCEPTED, _NO_UPDATES
+        if result.candidates or (result.is_dead_end and sequence.request.params.beam_search is not None):
             sequence.num_pending_tokens -= 1
             answers = advance_beams(sequence, result, self._queues, self._config.eos_token_ids)
-            self._count_generated(sequence, sum(len(answer.token_ids) for answer in answers))
+            # A tenant pays for every beam's step, be there something of it in the answers or not.
+            self._count_generated(sequence, sum(len(answer.token_ids) for answer in answers), num_charged=1)
         elif result.token_ids or result.is_dead_end or result.embedding:
             sequence.num_pending_tokens -= 1
             accepted = accept_tokens(sequence, result.token_ids, self._config.eos_token_ids)
-            self._count_generated(sequence, len(accepted.token_ids))
+            self._count_generated(sequence, len(accepted.token_ids), num_charged=len(accepted.token_ids))
             if accepted.finish_reason is not None:
                 self._queues.finish(sequence, accepted.finish_reason)
         elif self._completes_shared_prompt(sequence, row):
             self._queues.fork_siblings(sequence)
         update = build_update(sequence, accepted, result, scores)
-        return answers if update is None else [update, *answers]
+        return answers if update is None else (update, *answers)
 
-    def _count_generated(self, sequence: Sequence, num_tokens: int) -> None:
+    def _count_generated(self, sequence: Sequence, num_tokens: int, *, num_charged: int) -> None:
         self._counters.num_generation_tokens += num_tokens
         request = sequence.request
         if num_tokens and not request.has_token:
             request.has_token = True
             self.ledger.first_token(request, self._queues.now)
         if self._queues.shares.num_active > 1:
-            self._queues.shares.charge(request.tenant, num_generated_tokens=num_tokens)
+            self._queues.shares.charge(request.tenant, num_generated_tokens=num_charged)
 
     def _completes_shared_prompt(self, sequence: Sequence, row: NewRow | KnownRow) -> bool:
         """The row computed the last token that the siblings share, and its blocks were not taken since."""

@@ -1,5 +1,7 @@
 """Beams over the fake model: the answers of a plain search, whatever forks, waits, gives way or is cut into chunks."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from scheduler.output import RowResult, StepResult, TokenLogprobs
 from scheduler.request import Request
 from scheduler.sampling_params import BeamSearch, SamplingParams
 from scheduler.scheduler import Scheduler
+from scheduler.shares import TenantShares
 from tests.scheduler.beam_reference import expected_beams
 from tests.scheduler.bench import Bench
 from tests.scheduler.fake_runner import VOCAB_SIZE, Prefixes, next_candidates
@@ -221,3 +224,25 @@ def test_an_end_below_the_best_continuations_does_not_count():
         ((4, 3), "stop", 3),
         ((4, 6, 8), "length", None),
     ]
+
+
+def test_a_tenant_pays_for_every_beam(monkeypatch):
+    """While it searches, though nothing of it has come out."""
+    charged = Counter()
+    charge = TenantShares.charge
+
+    def count(shares, tenant, **tokens):
+        charged.update({(tenant, kind): number for kind, number in tokens.items()})
+        charge(shares, tenant, **tokens)
+
+    monkeypatch.setattr(TenantShares, "charge", count)
+    bench = Bench(num_blocks=200)
+    bench.add("searched", 4, tenant="a", max_tokens=12, n=1, beam_search=BeamSearch(4))
+    bench.add("sampled", 4, tenant="b", max_tokens=20)
+    for _ in range(8):
+        bench.step()
+    assert ("searched", 0) not in bench.tokens
+    # Of the first step there is one row, of each other one for each of the beams.
+    assert charged["a", "num_generated_tokens"] == 1 + 7 * 4
+    assert charged["b", "num_generated_tokens"] == 8
+    assert charged["a", "num_prompt_tokens"] == charged["b", "num_prompt_tokens"] == 4
