@@ -51,6 +51,7 @@ class _Record:
     first_difference: int | None = None
     num_preemptions: int = 0
     preemptions: list[Preemption] = field(default_factory=list)
+    num_recomputed_tokens: int = 0  # of beams that were given up
     finish_reasons: dict[int, FinishReason] = field(default_factory=dict)  # by sequence index
     last_end_time: float = 0.0
 
@@ -144,6 +145,7 @@ class RequestLedger:
         """A beam is none of the answers, and its request is left without it."""
         record = self._records.get(sequence.request.request_id)
         if record is not None:
+            record.num_recomputed_tokens += sequence.num_recomputed_tokens
             self._end_one(record, sequence, now)
 
     def dropped(self, request: Request, dropped: Dropped, now: float) -> None:
@@ -278,7 +280,7 @@ def _report(record: _Record, now: float, dropped: Dropped | None = None, *, has_
         first_difference=record.first_difference,
         num_generated_tokens=sum(generated),
         max_generated_tokens=max(generated, default=0),
-        num_recomputed_tokens=sum(s.num_recomputed_tokens for s in request.sequences),
+        num_recomputed_tokens=record.num_recomputed_tokens + sum(s.num_recomputed_tokens for s in request.sequences),
         num_preemptions=record.num_preemptions,
         preemptions=tuple(record.preemptions),
         sequences=tuple(_sequence_report(s, record) for s in request.sequences[:MAX_REPORTED_SEQUENCES]),

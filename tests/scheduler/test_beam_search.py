@@ -147,6 +147,10 @@ def test_what_a_search_costs_is_told_with_its_first_answer():
     [first], [second] = bench.updates["r", 0], bench.updates["r", 1]
     assert first.num_recomputed_tokens == bench.scheduler.stats.num_recomputed_tokens > 0
     assert second.num_recomputed_tokens == 0
+    report = bench.reports["r"]
+    assert report.num_recomputed_tokens == first.num_recomputed_tokens
+    assert report.num_generated_tokens == sum(len(update.token_ids) for update in (first, second))
+    assert sorted((s.index, s.finish_reason) for s in report.sequences) == [(0, "length"), (1, "length")]
 
 
 def test_nothing_is_left_of_an_aborted_search():
