@@ -4,6 +4,7 @@ The machines of test_random_workloads.py find and simplify what goes wrong in sh
 runs are long enough for a cache that is full, blocks that are evicted and swapped over and over, and tired counters.
 """
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -18,6 +19,13 @@ NUM_SEEDS = 25
 NUM_BENCHES = 4  # a seed, one after another
 MAX_LIVE = 24  # requests; an endless backlog would leave no other state to be seen
 WEIGHTS = {"add": 12, "abort": 3, "provide grammar": 2, "wait": 5, "schedule": 26, "launch": 26, "update": 26}
+EVENTS = (
+    *("num_prefix_hits", "num_evicted_blocks", "num_recomputed_tokens"),
+    *("num_swapped_out_blocks", "num_swapped_in_blocks"),
+    *("num_dropped_queue_full", "num_dropped_queue_timeout", "num_dropped_deadline"),
+    *("preempted for kv_blocks", "preempted for priority", "preempted for fair_share"),
+    *("swapped", "swapped beams", "preempted beams with answers", "siblings of a cached prompt"),
+)
 
 
 def pick(random, options):
@@ -34,6 +42,7 @@ class Fuzz:
         self.awaiting_grammar: list[str] = []
         self.num_added = 0
         self.num_operations = 0
+        self.reached: Counter[str] = Counter()
 
     def run(self, num_operations):
         while self.num_operations < num_operations:
@@ -108,13 +117,26 @@ class Fuzz:
         self.bench.drain()
         self.bench.assert_all_counted()
         self._let_go_of_ended()
+        stats = self.bench.scheduler.stats
+        self.reached.update({name: getattr(stats, name) for name in EVENTS if hasattr(stats, name)})
 
     def _let_go_of_ended(self):
         for name in self.bench.take_ended():
             self.bench.assert_right(name)
+            self._note(name)
             self.bench.forget(name)
             if name in self.awaiting_grammar:
                 self.awaiting_grammar.remove(name)
+
+    def _note(self, name):
+        report, params = self.bench.reports[name], self.bench.requests[name].params
+        self.reached.update(f"preempted for {preemption.cause}" for preemption in report.preemptions)
+        if any(preemption.is_swapped for preemption in report.preemptions):
+            self.reached["swapped beams" if params.beam_search else "swapped"] += 1
+        if params.beam_search and report.preemptions and (name, 0) in self.bench.finish_reasons:
+            self.reached["preempted beams with answers"] += 1
+        if params.n > 1 and report.num_cached_tokens:
+            self.reached["siblings of a cached prompt"] += 1
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
@@ -122,3 +144,15 @@ def test_no_order_of_operations_breaks_anything(seed):
     random = Random(seed)
     for _ in range(NUM_BENCHES):
         Fuzz(random).run(NUM_OPERATIONS // (NUM_SEEDS * NUM_BENCHES))
+
+
+def test_the_operations_reach_what_they_are_to_try():
+    """A workload that never swaps or never fills its queue proves nothing about either."""
+    reached = Counter()
+    random = Random(0)
+    for _ in range(20):
+        fuzz = Fuzz(random)
+        fuzz.run(500)
+        reached += fuzz.reached
+    missing = [name for name in EVENTS if not reached[name]]
+    assert not missing

@@ -127,10 +127,10 @@ class OverlapMachine(SchedulerMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 OverlapMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStepByStep = SchedulerMachine.TestCase
 TestOverlapped = OverlapMachine.TestCase
