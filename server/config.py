@@ -277,7 +277,7 @@ class Settings(BaseSettings):
         """Only what the engine needs, for the model found at `model_path`."""
         shared = {field.name: getattr(self, field.name) for field in fields(EngineConfig) if field.name != "model_path"}
         # msgpack takes plain integers alone.
-        plain = {name: int(value) if isinstance(value, ByteSize) else value for name, value in shared.items()}
+        plain: dict[str, Any] = {name: int(v) if isinstance(v, ByteSize) else v for name, v in shared.items()}
         return EngineConfig(model_path=str(model_path), **plain)
 
 
