@@ -4,9 +4,10 @@ Waits for the step's own copies alone, never for what was launched after it. Mus
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
+import msgspec
 import torch
 
 from models.sampler import token_logprobs
@@ -140,7 +141,7 @@ class PendingStep:
                 rows[place] = row
         for scores in self._scored:
             row = rows[scores.place]
-            rows[scores.place] = replace(row, prompt_logprobs=scores.read())
+            rows[scores.place] = msgspec.structs.replace(row, prompt_logprobs=scores.read())
         return StepResult(tuple(rows))
 
 

@@ -4,7 +4,7 @@ Changes the sequence's tokens, its place in its grammar and its request's count 
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.output import (
     FinishReason,
@@ -18,14 +18,16 @@ from scheduler.output import (
 from scheduler.request import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedTokens:
+class AcceptedTokens(NamedTuple):
     """The sampled tokens that count, and whether the last of them ended the sequence."""
 
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     failure: SequenceFailure | None = None
+
+
+NOTHING_ACCEPTED = AcceptedTokens()
 
 
 def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids: Collection[int]) -> AcceptedTokens:
@@ -35,10 +37,12 @@ def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids:
         return AcceptedTokens((), "length" if params.pooling is None else "stop")
     if not token_ids:
         return AcceptedTokens((), "error", failure=_failure(sequence))
+    num_generated = sequence.num_generated_tokens
     for position, token_id in enumerate(token_ids):
         sequence.token_ids.append(token_id)
+        num_generated += 1
         is_end = token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
-        if is_end and sequence.num_generated_tokens > params.min_tokens:
+        if is_end and num_generated > params.min_tokens:
             return AcceptedTokens(token_ids[: position + 1], "stop", token_id)
         grammar = sequence.grammar
         if grammar is not None:
@@ -48,7 +52,7 @@ def accept_tokens(sequence: Sequence, token_ids: tuple[int, ...], eos_token_ids:
                 return AcceptedTokens(token_ids[: position + 1], "error", failure=_failure(sequence))
             if grammar.is_complete:
                 return AcceptedTokens(token_ids[: position + 1], "stop")
-        if sequence.num_generated_tokens >= params.max_tokens:
+        if num_generated >= params.max_tokens:
             return AcceptedTokens(token_ids[: position + 1], "length")
     return AcceptedTokens(token_ids)
 

@@ -3,7 +3,7 @@
 Turns itself into the rows of a SchedulerOutput. Decides nothing, and changes no sequence before it is final.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from paged_cache.manager import Allocation, BlockMove, CopyOnWrite
 from scheduler.grammar import GrammarState
@@ -24,6 +24,8 @@ class StepPlan:
         self.swapped_in: list[BlockMove] = []
         self._planned: dict[Sequence, tuple[int, Allocation]] = {}
         self._looking_back: set[Sequence] = set()  # planned ones that the runner must be told the tokens of
+        self._has_chunks = False  # some row may have more than one token, or a copy to be made: else nothing is looked
+        self._has_copies = False  # for among the rows, of which there may be thousands
 
     @property
     def is_empty(self) -> bool:
@@ -35,6 +37,10 @@ class StepPlan:
         assert num_new_tokens > 0, f"sequence {sequence.seq_id} is scheduled for no token"
         self._planned[sequence] = (num_new_tokens, allocation)
         self.budget -= num_new_tokens
+        if num_new_tokens > 1:
+            self._has_chunks = True
+        if allocation.copy_on_write is not None:
+            self._has_copies = True
         if sequence.request.looks_back:
             self._looking_back.add(sequence)
 
@@ -86,11 +92,15 @@ class StepPlan:
 
     def block_copies(self) -> tuple[BlockCopy, ...]:
         """The copies that the rows' blocks need before the step writes."""
+        if not self._has_copies:
+            return ()
         copied = (allocation.copy_on_write for _, allocation in self._planned.values())
         return tuple(BlockCopy(copy.src, copy.dst) for copy in copied if copy is not None)
 
-    def _in_order(self) -> list[tuple[Sequence, tuple[int, Allocation]]]:
+    def _in_order(self) -> Iterable[tuple[Sequence, tuple[int, Allocation]]]:
         """Decodes first, each with its tokens and blocks."""
+        if not self._has_chunks:
+            return self._planned.items()
         return sorted(self._planned.items(), key=lambda item: item[1][0] > 1)
 
     def commit(self) -> list[tuple[Sequence, int]]:
