@@ -199,6 +199,7 @@ class FakeRunner:
     def _take_row(self, row: NewRow | KnownRow) -> None:
         if isinstance(row, NewRow):
             assert row.seq_id not in self.states, "a known sequence arrived as new"
+            assert row.num_computed_tokens == 0 or row.params.pooling != "mean", "a mean of some of the hidden states"
             self.states[row.seq_id] = _State(
                 Prefixes(row.token_ids, self.realms.get(row.seq_id, 0)),
                 row.num_prompt_tokens,
