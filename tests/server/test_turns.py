@@ -56,13 +56,18 @@ async def test_places_go_round_among_those_who_wait(num_places, moves):
         task.cancel()
 
 
-async def test_a_turn_that_comes_as_its_waiter_is_cancelled_goes_to_the_next():
+@pytest.mark.parametrize("comes_first", [False, True])
+async def test_a_turn_that_comes_as_its_waiter_is_cancelled_goes_to_the_next(comes_first):
     turns = Turns(1)
     await turns.take("a")
     leaving, next_one = (asyncio.ensure_future(turns.take(holder)) for holder in "bc")
     await settle()
-    turns.give_back()  # to b, who does not know it yet
-    leaving.cancel()
+    if comes_first:
+        turns.give_back()  # to b, who does not know it yet
+        leaving.cancel()
+    else:
+        leaving.cancel()  # which b does not know yet
+        turns.give_back()
     await settle()
     assert next_one.done() and not next_one.cancelled()
 
