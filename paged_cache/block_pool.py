@@ -5,6 +5,7 @@ number, and may be worth keeping.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
 
 
 class BlockPool:
@@ -40,6 +41,10 @@ class BlockPool:
     def ref_count(self, block_id: int) -> int:
         """How many block tables hold this block."""
         return self._ref_counts[block_id]
+
+    def ref_counts(self, block_ids: Iterable[int]) -> Iterator[int]:
+        """The same of many, in their order: whole tables are counted when somebody is to give way."""
+        return map(self._ref_counts.__getitem__, block_ids)
 
     def is_kept(self, block_id: int) -> bool:
         """Whether this block is worth keeping when it is free."""

@@ -68,7 +68,7 @@ class KVCache:
         """
         for device_ids, host_ids in self._chunks(moves[:, 0], moves[:, 1]):
             for words, host_words in zip(self._words, self._host_words, strict=True):
-                gathered = words.index_select(1, device_ids).transpose(0, 1).contiguous()  # as on the host
+                gathered = words.transpose(0, 1).index_select(0, device_ids)  # contiguous, as on the host
                 for place, first, num in _runs(host_ids):
                     host_words[first : first + num].copy_(gathered[place : place + num], non_blocking=True)
 
@@ -83,7 +83,7 @@ class KVCache:
                 gathered = words.new_empty((len(host_ids), *host_words.shape[1:]))
                 for place, first, num in _runs(host_ids):
                     gathered[place : place + num].copy_(host_words[first : first + num], non_blocking=True)
-                words.index_copy_(1, device_ids, gathered.transpose(0, 1))
+                words.transpose(0, 1).index_copy_(0, device_ids, gathered)
 
     def _chunks(
         self, device_ids: npt.NDArray[np.int64], host_ids: npt.NDArray[np.int64]

@@ -113,14 +113,12 @@ class BlockManager:
 
     def num_reclaimable_blocks(self, table: BlockTable) -> int:
         """Blocks that would be free if the table were freed: those that no other table holds."""
-        return sum(1 for block_id in table.block_ids if self._pool.ref_count(block_id) == 1)
+        return list(self._pool.ref_counts(table.block_ids)).count(1)
 
     def num_shared_tokens(self, table: BlockTable) -> int:
         """Slots of the table's leading blocks that other tables hold too."""
-        num_shared = next(
-            (position for position, block_id in enumerate(table.block_ids) if self._pool.ref_count(block_id) == 1),
-            len(table),
-        )
+        ref_counts = self._pool.ref_counts(table.block_ids)
+        num_shared = next((position for position, count in enumerate(ref_counts) if count == 1), len(table))
         return num_shared * self.block_size
 
     # --- block tables ---
@@ -185,7 +183,7 @@ class BlockManager:
         return CachedPrefix(
             block_ids=tuple(block_ids),
             num_tokens=len(block_ids) * self.block_size,
-            num_unused=sum(1 for block_id in block_ids if self._pool.ref_count(block_id) == 0),
+            num_unused=list(self._pool.ref_counts(block_ids)).count(0),
             first_difference=first_difference,
         )
 
@@ -298,5 +296,6 @@ class BlockManager:
         return block_id
 
     def _free_host_blocks(self, table: BlockTable) -> None:
-        while table.host_block_ids:
-            self._host_pool.release(table.host_block_ids.pop())
+        for block_id in table.host_block_ids:  # in their order: blocks side by side are moved as one
+            self._host_pool.release(block_id)
+        table.host_block_ids.clear()
