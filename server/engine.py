@@ -105,8 +105,8 @@ class Engine:
         now = self._clock()
         if self._scheduler.has_unfinished:
             self._scheduler.drop_late(now)
-            self._collect_dropped()
             log_starving(self._scheduler.ledger.starving(now))
+        self._collect_dropped()
         self._take_grammars(now)
         rejected, self._rejected = self._rejected, []
         return rejected
@@ -144,7 +144,6 @@ class Engine:
             now = self._clock()
             self._load.begins_step(now)
             output = self._scheduler.schedule(now)
-            self._collect_dropped()
             self._in_flight.append((output, self._runner.launch(output)))
             if len(self._in_flight) <= self._num_steps_ahead:
                 return []

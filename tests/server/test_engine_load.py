@@ -117,6 +117,17 @@ def test_the_time_to_come_again_follows_from_measured_steps():
     assert 1 <= stats.queue_seconds / (clock.now - started) <= 2.5
 
 
+def test_answers_that_are_complete_tell_how_long_those_to_come_will_be():
+    engine = build(Clock())
+    submit(engine, "a", max_tokens=20)
+    run(engine)
+    submit(engine, "b")
+    before = engine.stats.queue_seconds
+    engine.take_reports()
+    # The tokens of its prompt, and as many as the first answer had.
+    assert engine.stats.queue_seconds == pytest.approx(before * (8 + 20) / 8)
+
+
 def test_idle_time_does_not_count_as_slowness():
     clock = Clock()
     engine = build(clock)
@@ -171,10 +182,18 @@ def test_no_grammar_is_compiled_for_a_request_that_finds_no_room():
     assert grammars.requested == ["r0", "r1", "r2"]
 
 
-def test_the_loop_tells_of_drops_and_ends_without_waiting_for_its_heartbeat(monkeypatch):
+class RestlessClock(Clock):
+    """Time passes between any two looks at it, so that a deadline may come anywhere in the loop."""
+
+    def __call__(self):
+        self.now += 0.01
+        return self.now
+
+
+@pytest.mark.parametrize("seconds", [0.01 * number for number in range(1, 40)])
+def test_the_loop_tells_of_drops_and_ends_without_waiting_for_its_heartbeat(monkeypatch, seconds):
     monkeypatch.setattr("server.engine_process.HEARTBEAT_SECONDS", 30.0)
-    clock = Clock()
-    engine = build(clock)
+    engine = build(RestlessClock())
     inbox = Inbox.__new__(Inbox)
     inbox._messages = queue.SimpleQueue()
     sent = []
@@ -187,7 +206,7 @@ def test_the_loop_tells_of_drops_and_ends_without_waiting_for_its_heartbeat(monk
             inbox._messages.put(None)
 
     params = SamplingParams(max_tokens=12)
-    inbox._messages.put(Submit("runs", TokenIds(range(8)), params, START, deadline=START + 0.35))
+    inbox._messages.put(Submit("runs", TokenIds(range(8)), params, START, deadline=START + seconds))
     started = time.monotonic()
     run_loop(engine, inbox, SimpleNamespace(send=send))
     assert time.monotonic() - started < 10
