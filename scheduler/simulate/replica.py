@@ -111,7 +111,7 @@ class Replica:
         while self._scheduler.has_runnable and len(self._in_flight) <= self._deployment.num_steps_ahead:
             output = self._scheduler.schedule(now)
             if not output.rows and not self._in_flight and not self._scheduler.has_runnable:
-                self._scheduler.update(output, StepResult(()), now)  # all that could have run was dropped
+                self._scheduler.update(output, self._sequences.run(output), now)  # all that could have run was dropped
                 break
             begin = max(now, self._in_flight[-1][2]) if self._in_flight else now
             seconds = self._deployment.cost.seconds(StepWork.of(output)) if output.rows else 0.0

@@ -121,7 +121,7 @@ def latency_table(report: Report, percentile: float | None = None) -> Table:
     table = Table("seconds", "mean", *(f"p{percent:g}" for percent in percents), "most", title="Latency")
     rows = {
         "queue": report.queue,
-        "time to first token": report.ttft,
+        "first token": report.ttft,
         "between tokens": report.inter_token,
         "whole answer": report.end_to_end,
     }
