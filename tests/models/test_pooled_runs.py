@@ -17,11 +17,17 @@ def model():
 
 
 def embed(served, requests, num_steps_ahead=0):
-    """The pooled hidden states of every request for them; what the others generate is passed over."""
-    for request_id, (prompt, params) in requests.items():
-        served.scheduler.add(Request(request_id, tuple(prompt), params, 0.0))
-    vectors, in_flight = {}, deque()
-    while served.scheduler.has_unfinished or in_flight:
+    """The pooled hidden states of every request for them; what the others generate is passed over.
+
+    One request comes each step; those for answers are more urgent.
+    """
+    arriving, vectors, in_flight = deque(requests.items()), {}, deque()
+    while arriving or served.scheduler.has_unfinished or in_flight:
+        if arriving:
+            request_id, (prompt, params) = arriving.popleft()
+            served.scheduler.add(
+                Request(request_id, tuple(prompt), params, 0.0, priority=int(params.pooling is not None))
+            )
         if served.scheduler.has_unfinished:
             output = served.scheduler.schedule()
             in_flight.append((output, served.runner.launch(output)))
