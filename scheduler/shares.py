@@ -10,26 +10,38 @@ from collections.abc import Iterable
 from heapq import heappop, heappush, heapreplace
 
 OUTPUT_WEIGHT = 2.0  # of a generated token against one of a prompt, as in the paper, section 5.1
+# Weighted tokens that a tenant may have had less than the others when its requests begin to wait. It comes before them
+# with its next prompt, and not in turns with theirs: that would double the time to its first token. The paper has none.
+HEAD_START = 512.0
+_FEW = 64  # counters are no burden
 
 
 class TenantShares:
     """A counter of weighted tokens for each tenant with unfinished requests. The one with the least is served next.
 
-    A counter outlives its tenant's requests only while it is above the least of the active ones: below that it would
-    be lifted on the tenant's return. Nothing is remembered of tenants when no request is left.
+    A counter outlives its tenant's requests while it is more than a newcomer would begin with, or not long after.
+    Nothing is remembered of tenants when no request is left.
     """
 
     def __init__(self) -> None:
         """Know no tenant yet."""
-        self._service: dict[str, float] = {}  # of active tenants, and of others while it is above theirs
-        self._by_service: list[tuple[float, str]] = []  # a heap, one entry for each of them; the numbers may lag behind
+        self._service: dict[str, float] = {}  # of active tenants and some others
+        self._first = 0.0  # the least counter of a tenant that becomes active; it only rises
+        self._by_service: list[tuple[float, str]] = []  # a heap; the numbers may lag behind, and tenants be inactive
+        self._in_heap: set[str] = set()  # each once
         self._num_unfinished: dict[str, int] = {}
         self._num_running: dict[str, int] = {}
+        self._max_counters = _FEW  # beyond which those that are not needed are forgotten
 
     @property
     def num_active(self) -> int:
         """Tenants with unfinished requests."""
         return len(self._num_unfinished)
+
+    @property
+    def are_compared(self) -> bool:
+        """Whether there is more than one counter: a single one decides nothing, charged or not."""
+        return len(self._service) > 1
 
     def num_running(self, tenant: str) -> int:
         """Running sequences of a tenant."""
@@ -40,22 +52,33 @@ class TenantShares:
         return self._service.get(tenant, 0.0)
 
     def enter(self, tenant: str) -> None:
-        """Count one more unfinished request. A tenant's first lifts its counter to the least of the active tenants.
+        """Count one more unfinished request.
 
-        It can thus not save up service that it did not ask for.
+        A tenant's first lifts its counter to the least of the active tenants, but for a head start: it can not save up
+        service that it did not ask for.
         """
         if tenant not in self._num_unfinished:
-            least = self._least_active()
-            if tenant not in self._service:  # or else it has had more than that already
-                self._service[tenant] = least
-                heappush(self._by_service, (least, tenant))
+            self._rise()
+            self._service[tenant] = max(self._service.get(tenant, 0.0), self._first)
+            if tenant not in self._in_heap:
+                self._in_heap.add(tenant)
+                heappush(self._by_service, (self._service[tenant], tenant))
         self._num_unfinished[tenant] = self._num_unfinished.get(tenant, 0) + 1
 
     def leave(self, tenant: str) -> None:
         """Count one unfinished request less."""
         _count_down(self._num_unfinished, tenant)
-        if tenant not in self._num_unfinished:
-            self._least_active()  # forgets whose counter is below it
+        if not self._num_unfinished:
+            self._service.clear()
+            self._by_service.clear()
+            self._in_heap.clear()
+            self._first = 0.0
+            return
+        self._rise()
+        if len(self._service) > self._max_counters:
+            active = self._num_unfinished
+            self._service = {t: s for t, s in self._service.items() if t in active or s > self._first}
+            self._max_counters = 2 * len(self._service) + _FEW
 
     def started(self, tenant: str) -> None:
         """Count one more running sequence."""
@@ -89,24 +112,27 @@ class TenantShares:
         assert self._num_running == Counter(running), "running sequences of tenants are miscounted"
         assert self._num_unfinished.keys() <= self._service.keys(), "an active tenant has no counter"
         assert self._num_unfinished or not self._service, "counters are left and no tenant is active"
-        assert sorted(tenant for _, tenant in self._by_service) == sorted(self._service), "a counter is not in the heap"
+        assert sorted(tenant for _, tenant in self._by_service) == sorted(self._in_heap), (
+            "a tenant is in the heap twice"
+        )
+        assert self._num_unfinished.keys() <= self._in_heap, "an active tenant is not in the heap"
         for service, tenant in self._by_service:
-            assert service <= self._service[tenant], f"the counter of tenant {tenant!r} ran backwards"
+            if tenant in self._num_unfinished:
+                assert service <= self._service[tenant], f"the counter of tenant {tenant!r} ran backwards"
 
-    def _least_active(self) -> float:
-        """The least counter of the active tenants, or 0; those of others that it has caught up with are forgotten."""
+    def _rise(self) -> None:
+        """Bring up to date what a newcomer begins with."""
         heap = self._by_service
         while heap:
             known, tenant = heap[0]
-            service = self._service[tenant]
-            if known < service:
-                heapreplace(heap, (service, tenant))
-            elif tenant in self._num_unfinished:
-                return service
-            else:
+            if tenant not in self._num_unfinished:
                 heappop(heap)
-                del self._service[tenant]
-        return 0.0
+                self._in_heap.remove(tenant)
+            elif known < self._service[tenant]:
+                heapreplace(heap, (self._service[tenant], tenant))
+            else:
+                self._first = max(self._first, known - HEAD_START)
+                return
 
 
 def _count_down(counts: dict[str, int], tenant: str) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from scheduler.policy import serving_order
 from scheduler.request import Sequence
-from scheduler.shares import TenantShares
+from scheduler.shares import HEAD_START, TenantShares
 
 _Place: TypeAlias = tuple[float, int, int, Sequence]  # in a lane: by arrival, siblings together; three are unique
 _Turn: TypeAlias = tuple[float, float, int, int, Sequence]  # the service that its tenant has had, then its place
@@ -56,14 +56,14 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Let the first sequence of a request wait.
 
-        A tenant that had none waiting counts as having had what the tenants have that wait, or had the last one
-        whose sequences ceased to wait: whoever was served at once all the time has nothing saved up (the paper's
-        Algorithm 2, lines 7 to 14).
+        A tenant that had none waiting counts as having had what the tenants have that wait, or had the last one whose
+        requests ceased to wait, but for a head start: whoever was served at once all the time has no more than that
+        saved up (the paper's Algorithm 2, lines 7 to 14).
         """
         assert sequence not in self._sequences, f"sequence {sequence.seq_id} waits already"
         request, tenant = sequence.request, sequence.request.tenant
         if tenant not in self._num_requests_of:
-            self._shares.lift(tenant, self._least_service())
+            self._shares.lift(tenant, self._least_service() - HEAD_START)
         self._sequences[sequence] = None
         if request.priority not in self._classes:
             insort(self._priorities, request.priority)
