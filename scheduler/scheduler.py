@@ -238,7 +238,7 @@ class Scheduler:
         """Take the plan's tokens for computed: their blocks can be shared, and their tenants have had them."""
         block_size = self._manager.block_size
         shares = self._queues.shares
-        is_charged = shares.num_active > 1
+        is_charged = shares.are_compared
         for sequence, start in plan.commit():
             end = sequence.num_computed_tokens
             if start < sequence.num_lost_tokens:
@@ -323,7 +323,7 @@ class Scheduler:
         if num_tokens and not request.has_token:
             request.has_token = True
             self.ledger.first_token(request, self._queues.now)
-        if self._queues.shares.num_active > 1:
+        if self._queues.shares.are_compared:
             self._queues.shares.charge(request.tenant, num_generated_tokens=num_charged)
 
     def _completes_shared_prompt(self, sequence: Sequence, row: NewRow | KnownRow) -> bool:
