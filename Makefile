@@ -14,7 +14,7 @@ CLIENTS_VENV := .venv-clients
 CLIENTS_OF_PYPROJECT := import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"], sep="\n")
 
-.PHONY: serve test clients lint kernels bench clean
+.PHONY: serve test clients lint kernels bench paper clean
 
 serve: $(VENV)/installed
 	$(BIN)/octavo serve $(ARGS)
@@ -43,6 +43,14 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/kv_cache_cost.py
 	$(BIN)/python benchmarks/baseline.py
 	$(BIN)/python benchmarks/host_step_cost.py
+
+# The figures of the PagedAttention paper on this engine; writes docs/paper.md too. About ten minutes on two cores.
+paper: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable ".[bench]"
+	$(BIN)/octavo pull smollm2
+	$(BIN)/python benchmarks/step_cost_model.py
+	$(BIN)/python benchmarks/scheduler_cost.py
+	$(BIN)/python benchmarks/paper.py $(ARGS)
 
 # A stamp per kind of installation, so that a second run starts at once.
 $(VENV)/installed: pyproject.toml setup.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
