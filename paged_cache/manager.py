@@ -113,10 +113,14 @@ class BlockManager:
 
     def num_reclaimable_blocks(self, table: BlockTable) -> int:
         """Blocks that would be free if the table were freed: those that no other table holds."""
+        if self.num_saved_blocks == 0:  # nothing is shared by anybody
+            return len(table)
         return list(self._pool.ref_counts(table.block_ids)).count(1)
 
     def num_shared_tokens(self, table: BlockTable) -> int:
         """Slots of the table's leading blocks that other tables hold too."""
+        if self.num_saved_blocks == 0:
+            return 0
         ref_counts = self._pool.ref_counts(table.block_ids)
         num_shared = next((position for position, count in enumerate(ref_counts) if count == 1), len(table))
         return num_shared * self.block_size
