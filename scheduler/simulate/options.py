@@ -93,7 +93,9 @@ def _add_engine_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-num-seqs", type=_integer(1), default=256, help="running sequences (default: 256)")
     group.add_argument("--max-num-batched-tokens", type=_integer(1), default=8192, help="of a step (default: 8192)")
     group.add_argument("--max-model-len", type=_integer(1), default=131_072, help="of a sequence (default: 131072)")
-    group.add_argument("--long-prefill-token-threshold", type=_integer(0), default=0, help="0 = no cap (default)")
+    group.add_argument(
+        "--long-prefill-token-threshold", type=_integer(0), help="0 = no cap (default: a quarter of a step)"
+    )
     group.add_argument("--max-num-queued-requests", type=_integer(0), default=0, help="0 = no limit (default)")
     group.add_argument("--max-queued-tokens", type=_integer(0), default=0, help="0 = no limit (default)")
     group.add_argument("--queue-timeout", type=_number(1e-9), metavar="SECONDS", help="of every request")
@@ -172,18 +174,16 @@ def deployment_of(options: argparse.Namespace, trace: Trace) -> Deployment:
     """
     cost = _cost_of(options)
     num_blocks = _num_blocks_of(options, cost, trace)
-    swap, recompute = 0.0, 0.0
-    if isinstance(cost, RooflineCost):
-        swap, recompute = cost.seconds_per_swapped_block, cost.seconds_per_prefill_token
+    threshold = options.long_prefill_token_threshold
     config = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
-        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        long_prefill_token_threshold=max(1, options.max_num_batched_tokens // 4) if threshold is None else threshold,
         max_queued_requests=options.max_num_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
-        swap_seconds_per_block=swap,
-        recompute_seconds_per_token=recompute,
+        swap_seconds_per_block=cost.seconds_per_swapped_block,
+        recompute_seconds_per_token=cost.seconds_per_prefill_token,
     )
     return Deployment(
         config,

@@ -23,21 +23,12 @@ class Objective:
     ttft: float | None = None  # seconds
     inter_token: float | None = None  # of all gaps between tokens
 
-    def is_out_of_reach(self, measured: Measurements, num_requests: int) -> bool:
-        """More requests have missed it already than may in the end; those that got no answer miss it too."""
-        num_missed = measured.num_failed
-        if self.ttft is not None:
-            num_missed += sum(seconds > self.ttft for seconds in measured.ttft)
-        return num_missed > self.num_allowed_misses(num_requests)
-
     def num_allowed_misses(self, num_requests: int) -> int:
         """Requests that may take longer."""
         return math.floor(num_requests * (100 - self.percentile) / 100 + 1e-9)
 
-    def is_met_by(self, report: Report, measured: Measurements) -> bool:
-        """The trace ended within the objective."""
-        if self.is_out_of_reach(measured, report.num_requests):
-            return False
+    def allows_gaps_of(self, report: Report) -> bool:
+        """Its answers came fast enough, once they had begun."""
         return self.inter_token is None or report.inter_token.percentile(self.percentile) <= self.inter_token
 
 
@@ -65,16 +56,18 @@ class Sizing:
         return next((trial.report for trial in self.trials if trial.num_replicas == self.num_replicas), None)
 
 
-class _MissCounter:
-    """Asks after each request whether the objective is out of reach, and counts no request twice."""
+class MissCounter:
+    """Counts requests whose first token came too late or never, each once: to be asked again and again."""
 
     def __init__(self, objective: Objective, num_requests: int) -> None:
+        """Of `num_requests` none has ended."""
         self._ttft = math.inf if objective.ttft is None else objective.ttft
         self._num_allowed = objective.num_allowed_misses(num_requests)
         self._num_seen = 0
         self._num_late = 0
 
     def __call__(self, measured: Measurements) -> bool:
+        """More have missed the objective already than may in the end."""
         new = measured.ttft[self._num_seen :]
         self._num_seen += len(new)
         self._num_late += sum(seconds > self._ttft for seconds in new)
@@ -91,10 +84,10 @@ def try_replicas(
     """Replay the trace with this many replicas, until it is over or too many requests were late."""
     tried = replace(deployment, num_replicas=num_replicas)
     start = time.perf_counter()
-    gives_up = _MissCounter(objective, trace.num_requests)
-    replayed = Replay(trace, tried).run(advance=advance, gives_up=gives_up)
+    misses = MissCounter(objective, trace.num_requests)
+    replayed = Replay(trace, tried).run(advance=advance, gives_up=misses)
     report = build_report(trace, tried, replayed, time.perf_counter() - start, objective.percentile)
-    is_met = replayed.is_complete and objective.is_met_by(report, replayed.measurements)
+    is_met = replayed.is_complete and not misses(replayed.measurements) and objective.allows_gaps_of(report)
     return Trial(num_replicas, is_met, replayed.is_complete, report)
 
 

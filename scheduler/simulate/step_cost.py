@@ -51,6 +51,14 @@ class StepWork:
 class StepCost(Protocol):
     """A model of the device and the host together."""
 
+    @property
+    def seconds_per_prefill_token(self) -> float:
+        """What recomputing a preempted sequence costs for each of its tokens."""
+
+    @property
+    def seconds_per_swapped_block(self) -> float:
+        """What swapping it costs for each of its blocks, one way."""
+
     def seconds(self, work: StepWork) -> float:
         """From the beginning of a step to the moment that its tokens are known."""
 
@@ -61,6 +69,9 @@ class StepCost(Protocol):
 @dataclass(frozen=True, slots=True)
 class NoCost:
     """Steps take no time: every request is answered before the next one arrives."""
+
+    seconds_per_prefill_token: float = 0.0
+    seconds_per_swapped_block: float = 0.0
 
     def seconds(self, work: StepWork) -> float:
         """Nothing."""
@@ -85,7 +96,7 @@ class FittedCost:
     per_context_token: float
     per_attention_pair: float
     per_copied_block: float = 0.0
-    per_swapped_block: float = 0.0
+    seconds_per_swapped_block: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a line that cannot be drawn.
@@ -97,6 +108,12 @@ class FittedCost:
         if len(points) < 2 or any(left[0] >= right[0] for left, right in pairwise(points)):
             raise ValueError("seconds_by_tokens needs two points at least, with more tokens from one to the next")
 
+    @property
+    def seconds_per_prefill_token(self) -> float:
+        """Of the largest step that the line knows."""
+        num_tokens, seconds = self.seconds_by_tokens[-1]
+        return seconds / num_tokens
+
     def seconds(self, work: StepWork) -> float:
         """Of one step."""
         return (
@@ -105,7 +122,7 @@ class FittedCost:
             + self.per_context_token * work.num_context_tokens
             + self.per_attention_pair * work.num_attention_pairs
             + self.per_copied_block * work.num_copied_blocks
-            + self.per_swapped_block * work.num_swapped_blocks
+            + self.seconds_per_swapped_block * work.num_swapped_blocks
         )
 
     def describe(self) -> str:
@@ -139,7 +156,7 @@ def fitted_cost(values: Mapping[str, Any]) -> FittedCost:
                 "per_context_token",
                 "per_attention_pair",
                 "per_copied_block",
-                "per_swapped_block",
+                "seconds_per_swapped_block",
             )
         }
         line = tuple((int(tokens), float(seconds)) for tokens, seconds in points)

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.simulate.measurements import Measurements
-from scheduler.simulate.sizing import Objective, Trial, size, try_replicas
+from scheduler.simulate.sizing import MissCounter, Objective, Trial, size, try_replicas
 from tests.scheduler.simulated import deployment, simulate, trace_of
 
 REPORT = simulate(trace_of((0.0, 4, 1)), deployment())
@@ -26,11 +26,14 @@ def test_the_least_number_is_found_without_trying_all(needed, most):
 def test_late_and_unanswered_requests_miss_the_objective():
     objective = Objective(90.0, ttft=1.0)
     assert objective.num_allowed_misses(20) == 2
-    measured = Measurements(ttft=[0.5] * 17 + [1.0, 1.5, 2.0])
-    assert not objective.is_out_of_reach(measured, 20)
+    is_out_of_reach = MissCounter(objective, 20)
+    measured = Measurements(ttft=[0.5] * 9 + [1.0, 1.5])
+    assert not is_out_of_reach(measured)
+    measured.ttft += [0.5] * 8 + [2.0]
+    assert not is_out_of_reach(measured)
     measured.drops["queue_full"] += 1
-    assert objective.is_out_of_reach(measured, 20)
-    assert not Objective(90.0).is_out_of_reach(Measurements(ttft=[9.0] * 20), 20)
+    assert is_out_of_reach(measured)
+    assert not MissCounter(Objective(90.0), 20)(Measurements(ttft=[9.0] * 20))
 
 
 def test_a_hopeless_trial_is_given_up_and_one_that_suffices_is_not():
