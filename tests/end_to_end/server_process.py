@@ -24,9 +24,18 @@ class ServerProcess:
     """Started by `with`; ready inside; sent SIGTERM at the end."""
 
     def __init__(
-        self, model: Path | str, *flags: str, ready_within: float = 120.0, python: str = sys.executable
+        self,
+        model: Path | str,
+        *flags: str,
+        ready_within: float = 120.0,
+        python: str = sys.executable,
+        key: str | None = None,
     ) -> None:
-        """Serve `model` with more command-line flags, on a free port, in the environment of `python`."""
+        """Serve `model` with more command-line flags, on a free port, in the environment of `python`.
+
+        `key` opens it, where the flags name keys.
+        """
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._ready_within = ready_within
@@ -59,7 +68,7 @@ class ServerProcess:
     def is_ready(self) -> bool:
         """What /health/ready says."""
         try:
-            return httpx.get(f"{self.url}/health/ready", timeout=5).status_code == 200
+            return httpx.get(f"{self.url}/health/ready", headers=self._headers, timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -70,7 +79,7 @@ class ServerProcess:
 
     def metric(self, name: str) -> float:
         """The sum of a Prometheus series over its labels."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        text = httpx.get(f"{self.url}/metrics", headers=self._headers, timeout=10).text
         values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, flags=re.MULTILINE)
         assert values, f"no series {name}"
         return sum(float(value) for value in values)
