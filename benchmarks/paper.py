@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,7 +83,7 @@ def measure(model: MeasuredModel, scale: float, parts: _Parts, console: Console)
     restoring = parts.run(
         "restoring",
         len(paper_blocks.BLOCK_SIZES),
-        lambda advance: paper_blocks.measure_restoring(model, RESTORED_TOKENS, max(2, round(5 * scale)), advance),
+        lambda advance: paper_blocks.measure_restoring(model, RESTORED_TOKENS, max(2, round(3 * scale)), advance),
     )
     searched = {name: max(2, round(count * scale)) for name, count in NUM_SEARCHED.items()}
     sharing = parts.run(
@@ -126,7 +126,15 @@ def combine(cost: FittedCost, result: dict[str, Any], parts: _Parts) -> dict[str
     preemptions = parts.run(
         "preemption", 2 * len(RESTORED_BLOCK_SIZES), lambda advance: _preemptions(cost, result, advance)
     )
-    return {"block_sizes": [asdict(each) for each in sizes], "preemption": preemptions}
+    measured = [{**point, "simulated_latency": _simulated_latency(setting, point)} for point in result["measured"]]
+    return {"block_sizes": [asdict(each) for each in sizes], "preemption": preemptions, "measured": measured}
+
+
+def _simulated_latency(setting: paper_figures.Setting, point: Mapping[str, Any]) -> float:
+    """What the simulation says of a run that was measured: how far it can be trusted."""
+    (data_set,) = [each for each in DATA_SETS if each.name == point["data_set"]]
+    jobs = data_set.jobs(point["num_requests"], point["rate"], seed=0)
+    return setting.server(point["server"])(jobs).normalised_latency
 
 
 def _preemptions(cost: FittedCost, result: dict[str, Any], advance: Callable[[int], None]) -> list[dict[str, Any]]:

@@ -132,15 +132,17 @@ def _measured(result: Mapping[str, Any]) -> str:
                 f"{point['tokens_per_second']:.0f}",
                 f"{static['tokens_per_second']:.0f}",
                 f"{point['tokens_per_second'] / static['tokens_per_second']:.1f}",
-                f"{point['normalised_latency'] * 1e3:.0f}",
-                f"{static['normalised_latency'] * 1e3:.0f}",
+                *(
+                    f"{each['normalised_latency'] * 1e3:.0f} ({each['simulated_latency'] * 1e3:.0f})"
+                    for each in (point, static)
+                ),
             )
         )
     head = ("lengths", "requests/s", "requests", "tokens/s", "static", "times", "ms per token", "static")
     return f"""## Measured against static batches
 
 Both servers on the same model, kernels and memory on this machine, on a clock that is the sum of what their steps took
-(`benchmarks/static_batching.py`).
+(`benchmarks/static_batching.py`). In brackets what the simulation says of the same requests.
 
 {_table(head, rows)}"""
 
