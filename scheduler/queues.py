@@ -37,6 +37,7 @@ class SequenceQueues:
         self.known_to_runner: set[int] = set()  # seq_ids that a step has named; the scheduler adds to it
         self._forgotten_seq_ids: list[int] = []
         self._next_seq_id = 0
+        self._num_deferred_tokens = 0  # of the prompts whose grammars are being compiled
 
     # --- who stands where ---
 
@@ -53,7 +54,7 @@ class SequenceQueues:
     @property
     def num_queued_tokens(self) -> int:
         """Of their prompts."""
-        return self.waiting.num_tokens + sum(s.num_prompt_tokens for s in self.awaiting_grammar.values())
+        return self.waiting.num_tokens + self._num_deferred_tokens
 
     @property
     def has_runnable(self) -> bool:
@@ -97,12 +98,14 @@ class SequenceQueues:
         else:
             sequence.status = SequenceStatus.WAITING_FOR_GRAMMAR
             self.awaiting_grammar[request.request_id] = sequence
+            self._num_deferred_tokens += sequence.num_prompt_tokens
         self._ledger.queued(request, self.now)
 
     def provide_grammar(self, request_id: str, grammar: GrammarState) -> None:
         """Let a request wait for its admission that waited for its grammar; one that has ended is no error."""
         sequence = self.awaiting_grammar.pop(request_id, None)
         if sequence is not None:
+            self._num_deferred_tokens -= sequence.num_prompt_tokens
             sequence.grammar = grammar
             sequence.status = SequenceStatus.WAITING
             self.waiting.add(sequence)
@@ -181,6 +184,7 @@ class SequenceQueues:
                 self._leave_running(sequence)
             case SequenceStatus.WAITING_FOR_GRAMMAR:
                 del self.awaiting_grammar[request.request_id]
+                self._num_deferred_tokens -= sequence.num_prompt_tokens
             case SequenceStatus.WAITING:
                 self.waiting.remove(sequence)
             case SequenceStatus.PREEMPTED:
@@ -236,6 +240,7 @@ class SequenceQueues:
             assert sequence.num_computed_tokens == 0
         for sequence in [*self.awaiting_grammar.values(), *self.waiting]:
             assert not sequence.block_table.host_block_ids, f"sequence {sequence.seq_id} is swapped out and did not run"
+        assert self._num_deferred_tokens == sum(s.num_prompt_tokens for s in self.awaiting_grammar.values())
         assert len(self.running) <= self._max_num_seqs
         assert self.known_to_runner <= {s.seq_id for s in self.running}
         for tenant in {s.request.tenant for s in self.running}:

@@ -252,21 +252,35 @@ class Scheduler:
                 shares.charge(sequence.request.tenant, num_prompt_tokens=num_prompt)
 
     def _bound_queue(self, newcomer: Request) -> None:
-        """Let requests give way until the queue is within its bounds, beyond what the next step could admit anyway."""
+        """Let requests give way until the queue is within its bounds, beyond what the next step could admit anyway.
+
+        What waits already may be beyond them, since room that it had was taken by those that run: it stays, and a
+        newcomer takes the place of others or goes.
+        """
         config, queues, manager = self._config, self._queues, self._manager
-        max_requests = config.max_queued_requests + config.max_num_seqs - len(queues.running)
-        max_tokens = config.max_queued_tokens + manager.num_free_blocks * manager.block_size
+        num_before = queues.num_queued_requests - 1
+        num_tokens_before = queues.num_queued_tokens - len(newcomer.prompt_token_ids)
+        max_requests = max(num_before, config.max_queued_requests + config.max_num_seqs - len(queues.running))
+        max_tokens = max(num_tokens_before, config.max_queued_tokens + manager.num_free_blocks * manager.block_size)
         while queues.num_queued_requests > 1:
-            num_requests, num_tokens = queues.num_queued_requests, queues.num_queued_tokens
-            if config.max_queued_requests and num_requests > max_requests:
-                full = f"{num_requests - 1} requests wait already"
-            elif config.max_queued_tokens and num_tokens > max_tokens:
-                full = f"prompts of {num_tokens} tokens would wait"
+            if config.max_queued_requests and queues.num_queued_requests > max_requests:
+                full = f"{num_before} requests wait already"
+            elif config.max_queued_tokens and queues.num_queued_tokens > max_tokens:
+                full = f"prompts of {num_tokens_before} tokens wait already"
             else:
                 return
-            last = queues.waiting.last()
-            request = newcomer if last is None else last.request
+            request = self._who_gives_way(newcomer)
             self._drop(request, "queue_full", f"The queue is full: {full}. Send the request again later.")
+            if request is newcomer:
+                return
+
+    def _who_gives_way(self, newcomer: Request) -> Request:
+        """Who stands last in the full queue. One whose grammar is not compiled stands there by its priority alone."""
+        last = self._queues.waiting.last()
+        if last is None:
+            return newcomer
+        is_deferred = newcomer.request_id in self._queues.awaiting_grammar
+        return newcomer if is_deferred and last.request.priority <= newcomer.priority else last.request
 
     def _drop(self, request: Request, cause: DropCause, message: str) -> None:
         dropped = Dropped(request.request_id, cause, message)

@@ -104,10 +104,11 @@ class Bench:
             queue_deadline=None if queue_timeout is None else self.now + queue_timeout,
             deadline=None if timeout is None else self.now + timeout,
         )
+        num_waiting, num_waiting_tokens = self._count_queued()
         self.scheduler.add(request, self.now)
         self.requests[name] = self.live[name] = request
         self._take_ends()
-        self._check_queue_bounds()
+        self._check_queue_bounds(num_waiting, num_waiting_tokens)
         if request.params.structured_output is not None and with_grammar and name in self.live:
             self.provide_grammar(name)
         return request
@@ -286,17 +287,21 @@ class Bench:
             f"sequences {[s.seq_id for s in passed_over]} are passed over while budget is left"
         )
 
-    def _check_queue_bounds(self) -> None:
-        """What waits for its first admission is within its bounds, beyond what could be admitted at once."""
-        limits, stats = self.config, self.scheduler.stats
+    def _count_queued(self) -> tuple[int, int]:
+        """Requests that wait for their first admission, and the tokens of their prompts."""
         waiting = [request for request in self.live.values() if is_queued(request)]
-        num_tokens = sum(len(request.prompt_token_ids) for request in waiting)
+        return len(waiting), sum(len(request.prompt_token_ids) for request in waiting)
+
+    def _check_queue_bounds(self, num_before: int, num_tokens_before: int) -> None:
+        """What waits is within its bounds, beyond what could be admitted at once; or a newcomer has added nothing."""
+        limits, stats = self.config, self.scheduler.stats
+        num_waiting, num_tokens = self._count_queued()
         assert stats.num_queued_tokens == num_tokens
-        if len(waiting) > 1:
-            num_slots = limits.max_num_seqs - stats.num_running
-            num_free_slots = self.manager.num_free_blocks * self.manager.block_size
-            assert not limits.max_queued_requests or len(waiting) <= limits.max_queued_requests + num_slots
-            assert not limits.max_queued_tokens or num_tokens <= limits.max_queued_tokens + num_free_slots
+        if num_waiting > 1:
+            max_waiting = limits.max_queued_requests + limits.max_num_seqs - stats.num_running
+            max_tokens = limits.max_queued_tokens + self.manager.num_free_blocks * self.manager.block_size
+            assert not limits.max_queued_requests or num_waiting <= max(max_waiting, num_before)
+            assert not limits.max_queued_tokens or num_tokens <= max(max_tokens, num_tokens_before)
 
     def _check_deadlines(self) -> None:
         """Nobody waits beyond what it allows."""

@@ -251,6 +251,35 @@ def test_a_queue_with_free_room_behind_it_is_not_full():
     bench.drain()
 
 
+@pytest.mark.parametrize(("priority", "gives_way"), [(0, "structured"), (-1, "last")])
+def test_a_full_queue_is_no_fuller_for_whoever_waits_for_a_grammar(priority, gives_way):
+    bench = Bench(max_num_seqs=1, max_queued_requests=2)
+    bench.add("running", max_tokens=9)
+    bench.step()
+    for name in ("first", "last"):
+        bench.add(name)
+    bench.add("structured", priority=priority, structured_output=StructuredOutput("json_object"), with_grammar=False)
+    assert list(bench.dropped) == [gives_way]
+    if gives_way == "last":
+        bench.provide_grammar("structured")
+    bench.drain()
+
+
+def test_whoever_waits_keeps_its_place_though_those_who_run_have_taken_the_room_meanwhile():
+    bench = Bench(num_blocks=40, block_size=4, max_num_seqs=2, max_queued_tokens=8, max_model_len=150)
+    for name in ("a", "b"):
+        bench.add(name, prompt_len=8, max_tokens=60)
+    bench.step()
+    for name in ("c", "d", "e", "f"):
+        bench.add(name, prompt_len=30)
+    assert not bench.dropped
+    while bench.manager.num_free_blocks > 15:
+        bench.step()
+    bench.add("g", prompt_len=1)
+    assert list(bench.dropped) == ["g"]
+    bench.drain()
+
+
 @pytest.mark.parametrize("limit", ["queue_timeout", "timeout"])
 def test_who_waits_too_long_is_dropped_before_any_work(limit):
     bench = Bench(max_num_seqs=1)
