@@ -6,6 +6,7 @@ from scheduler.sampling_params import StructuredOutput
 from tests.scheduler.bench import Bench
 
 SWAPS = {"recompute_seconds_per_token": 1.0, "swap_seconds_per_block": 0.1}
+CHUNKS = {"max_num_batched_tokens": 3}
 OVERLAP = pytest.mark.parametrize("overlapped", [False, True])
 
 
@@ -86,6 +87,26 @@ def test_what_is_swapped_out_as_a_copy_was_to_be_made_of_it_is_whole():
         bench.add("b", prompt_len=6, max_tokens=10, n=2)
         bench.drain()
         bench.assert_all_exact()
+
+
+def test_a_shared_prompt_that_gives_way_before_its_siblings_are_forked_comes_back_whole():
+    """As it is admitted again they are forked at once, and copy the block that the prompt ends in."""
+    num_early = 0
+    for prompt_len in range(8, 16):
+        for num_spare in range(2, 5):
+            bench = Bench((prompt_len + 1) // 2 + num_spare, 2, True, num_host_blocks=30, **SWAPS, **CHUNKS)
+            bench.add("a", prompt_len=1, max_tokens=10)
+            for _ in range(2):
+                bench.step()
+            bench.add("b", prompt_len=prompt_len, priority=1, max_tokens=2, n=3)
+            while bench.requests["b"].awaits_fork:
+                before = num_preemptions(bench, "b")
+                bench.step()
+                is_early = bench.requests["b"].awaits_fork and num_preemptions(bench, "b") > before
+                num_early += is_early and bench.counts[bench.requests["b"].first_seq_id].end == prompt_len - 1
+            bench.drain()
+            bench.assert_all_exact()
+    assert num_early > 0
 
 
 # --- priorities ---
