@@ -35,7 +35,7 @@ class FitQuality:
     total_ratio: float  # foretold seconds of all steps together, over the measured ones
 
 
-def fit_steps(steps: Sequence[MeasuredStep], source: str, seconds_per_swapped_block: float = 0.0) -> FittedCost:
+def fit_steps(steps: Sequence[MeasuredStep], source: str, per_swapped_block: float = 0.0) -> FittedCost:
     """The model that is off by the least share of a step's time, on average over the steps.
 
     A step that something else on the machine held up pulls at the fit no more than any other.
@@ -61,7 +61,7 @@ def fit_steps(steps: Sequence[MeasuredStep], source: str, seconds_per_swapped_bl
         float(per_row),
         float(per_context_token),
         float(per_attention_pair),
-        seconds_per_swapped_block=seconds_per_swapped_block,
+        per_swapped_block=per_swapped_block,
     )
 
 

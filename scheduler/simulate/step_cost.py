@@ -96,7 +96,7 @@ class FittedCost:
     per_context_token: float
     per_attention_pair: float
     per_copied_block: float = 0.0
-    seconds_per_swapped_block: float = 0.0
+    per_swapped_block: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a line that cannot be drawn.
@@ -114,6 +114,11 @@ class FittedCost:
         num_tokens, seconds = self.seconds_by_tokens[-1]
         return seconds / num_tokens
 
+    @property
+    def seconds_per_swapped_block(self) -> float:
+        """One way."""
+        return self.per_swapped_block
+
     def seconds(self, work: StepWork) -> float:
         """Of one step."""
         return (
@@ -122,7 +127,7 @@ class FittedCost:
             + self.per_context_token * work.num_context_tokens
             + self.per_attention_pair * work.num_attention_pairs
             + self.per_copied_block * work.num_copied_blocks
-            + self.seconds_per_swapped_block * work.num_swapped_blocks
+            + self.per_swapped_block * work.num_swapped_blocks
         )
 
     def describe(self) -> str:
@@ -156,7 +161,7 @@ def fitted_cost(values: Mapping[str, Any]) -> FittedCost:
                 "per_context_token",
                 "per_attention_pair",
                 "per_copied_block",
-                "seconds_per_swapped_block",
+                "per_swapped_block",
             )
         }
         line = tuple((int(tokens), float(seconds)) for tokens, seconds in points)

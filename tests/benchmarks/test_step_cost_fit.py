@@ -45,7 +45,7 @@ def test_no_term_is_below_zero_and_the_line_never_falls():
         for tokens in range(1, 65)
         for _ in range(3)
     ]
-    model = fit_steps(steps, "test", seconds_per_swapped_block=0.125)
+    model = fit_steps(steps, "test", per_swapped_block=0.125)
     heights = [seconds for _, seconds in model.seconds_by_tokens]
     assert heights == sorted(heights) and heights[0] >= 0
     assert min(model.per_row, model.per_context_token, model.per_attention_pair) >= 0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scheduler.simulate.measurements import distribution
 from scheduler.simulate.prompts import prompt_token_ids
 from scheduler.simulate.replay import Replay
+from scheduler.simulate.routers import build_router
 from scheduler.simulate.step_cost import NoCost
 from scheduler.simulate.trace_files import read_trace
 from scheduler.simulate.traces import Session, Trace, Turn
@@ -42,6 +43,12 @@ def test_an_unlimited_cache_finds_what_the_trace_repeats(path, tokens_per_run, b
     if tokens_per_run % block_size == 0:  # else a block is cached only with the beginning of the next run
         assert report.hit_rate == report.hit_rate_limit
     assert (report.num_answered, report.num_evicted_blocks) == (trace.num_requests, 0)
+
+
+def test_requests_of_one_moment_are_answered_one_by_one_where_steps_take_no_time():
+    trace = Trace("test", tuple(Session(1.0, (Turn(9, 3, [5, 6]),)) for _ in range(5)), tokens_per_run=4)
+    report = simulate(trace, unlimited(trace, 4))
+    assert report.hit_rate == report.hit_rate_limit == 4 * 8 / 45
 
 
 def test_without_a_cache_nothing_is_found():
@@ -124,6 +131,16 @@ def test_a_router_that_knows_prefixes_finds_more_of_them():
         for router in ("round-robin", "prefix-aware")
     }
     assert rates["prefix-aware"] > 1.5 * rates["round-robin"]
+
+
+def test_a_prefix_is_followed_until_its_replica_has_far_more_to_do():
+    router = build_router("prefix-aware", 3)
+    assert router.choose(Turn(8, 1, [1, 2]), [9, 4, 5]) == 1
+    assert router.choose(Turn(8, 1, [3, 4]), [0, 4, 1]) == 0
+    assert router.choose(Turn(8, 1, [1, 9]), [4, 8, 4]) == 1
+    assert router.choose(Turn(8, 1, [1, 2, 7]), [4, 11, 5]) == 0
+    assert router.choose(Turn(8, 1, [1, 2, 8]), [5, 4, 5]) == 1  # both know two runs of it
+    assert router.choose(Turn(8, 1, [1, 2, 7]), [9, 8, 8]) == 0  # one knows three
 
 
 def test_the_same_seed_gives_the_same_report():
