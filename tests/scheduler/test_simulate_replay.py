@@ -49,6 +49,7 @@ def test_requests_of_one_moment_are_answered_one_by_one_where_steps_take_no_time
     trace = Trace("test", tuple(Session(1.0, (Turn(9, 3, [5, 6]),)) for _ in range(5)), tokens_per_run=4)
     report = simulate(trace, unlimited(trace, 4))
     assert report.hit_rate == report.hit_rate_limit == 4 * 8 / 45
+    assert report.num_steps == 5 * 3
 
 
 def test_without_a_cache_nothing_is_found():
