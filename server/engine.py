@@ -108,6 +108,8 @@ class Engine:
             log_starving(self._scheduler.ledger.starving(now))
         self._collect_dropped()
         self._take_grammars(now)
+        if not self.has_unfinished:  # after an abort or a drop too, which no step follows
+            self._load.rests()
         rejected, self._rejected = self._rejected, []
         return rejected
 

@@ -42,6 +42,10 @@ class EngineLoad:
         self._throughput.observe(num_tokens, now)
         self._is_idle = is_last
 
+    def rests(self) -> None:
+        """There is nothing to do, whatever the last step left: the time until work comes does not count."""
+        self._is_idle = True
+
     def take(self, reports: Iterable[RequestReport]) -> None:
         """Learn from requests that have ended how long answers are."""
         for report in reports:

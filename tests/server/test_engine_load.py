@@ -139,6 +139,24 @@ def test_idle_time_does_not_count_as_slowness():
     assert engine.stats.queue_seconds < 10
 
 
+@pytest.mark.parametrize("ends_by", ["abort", "deadline"])
+def test_idle_time_does_not_count_after_a_request_that_no_last_step_ended(ends_by):
+    clock = Clock()
+    engine = build(clock)
+    submit(engine, "leaves", max_tokens=20, deadline=START + 0.35 if ends_by == "deadline" else None)
+    for _ in range(4):
+        engine.step()
+    if ends_by == "abort":
+        engine.abort("leaves", None)
+    engine.take_rejected()
+    assert not engine.has_unfinished
+    clock.now += 1000
+    submit(engine, "b")
+    engine.step()
+    submit(engine, "c")
+    assert engine.stats.queue_seconds < 10
+
+
 def test_whose_time_is_over_is_ended_before_any_work_or_in_the_middle_of_it():
     clock = Clock()
     engine = build(clock)
