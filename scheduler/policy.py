@@ -80,15 +80,17 @@ def serving_order(sequence: Sequence) -> tuple[int, float, int, int]:
     return sequence.priority, request.arrival_time, request.first_seq_id, sequence.index
 
 
-def goes_before(waiting: Sequence, priority: int, preempted: Sequence, is_below_share: Callable[[str], bool]) -> bool:
+def goes_before(
+    waiting: Sequence, preempted: Sequence, classes: tuple[int, int], is_below_share: Callable[[str], bool]
+) -> bool:
     """A request that waits for its first admission goes before a preempted sequence, which else comes first.
 
     Args:
         waiting: the request whose turn it is.
-        priority: its class, as waiting has lifted it.
-        preempted: the first of the preempted sequences.
+        preempted: the preempted sequence whose turn it is.
+        classes: their priorities, as waiting has lifted them.
         is_below_share: whether one more sequence of a tenant would leave it within its fair share.
     """
-    if priority != preempted.priority:
-        return priority < preempted.priority
+    if classes[0] != classes[1]:
+        return classes[0] < classes[1]
     return is_below_share(waiting.request.tenant) and not is_below_share(preempted.request.tenant)

@@ -5,6 +5,8 @@ who is admitted, preempted or ended is the planner's and the scheduler's choice.
 """
 
 from bisect import insort
+from itertools import groupby
+from operator import attrgetter
 
 from paged_cache.block_table import BlockTable
 from paged_cache.manager import BlockManager, BlockMove
@@ -64,16 +66,16 @@ class SequenceQueues:
     def next_to_admit(self) -> Sequence | None:
         """Whose turn it is: preempted sequences before those that did not begin, but for the rules of `goes_before`."""
         waiting = self.waiting.head(self.now) if len(self.waiting) else None
-        preempted = next((s for s in self.preempted if s.has_work), None)
+        preempted = self._next_preempted()
         if preempted is None or waiting is None:
             return waiting if preempted is None else preempted
-        is_first = goes_before(waiting, self.class_of(waiting), preempted, self.is_below_share)
-        return waiting if is_first else preempted
+        classes = self.class_of(waiting), self.class_of(preempted)
+        return waiting if goes_before(waiting, preempted, classes, self.is_below_share) else preempted
 
     def class_of(self, sequence: Sequence) -> int:
-        """Its priority as of now: waiting may have lifted it; what has begun keeps the one it began with."""
-        if sequence.status is SequenceStatus.WAITING:
-            return self.waiting.priority_of(sequence, self.now)
+        """Its priority as of now: waiting may lift it, for the first time or again; while it runs it keeps that."""
+        if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
+            return min(sequence.priority, self.waiting.priority_of(sequence, self.now))
         return sequence.priority
 
     def is_below_share(self, tenant: str) -> bool:
@@ -120,7 +122,9 @@ class SequenceQueues:
         moves: tuple[BlockMove, ...] = ()
         sequence.num_computed_tokens = cached.num_tokens
         if sequence.status is SequenceStatus.PREEMPTED:
+            priority = self.class_of(sequence)
             self.preempted.remove(sequence)
+            sequence.priority = priority
             if sequence.block_table.host_block_ids:
                 moves = self._manager.swap_in(sequence.block_table, len(cached.block_ids))
                 sequence.num_computed_tokens = max(cached.num_tokens, sequence.num_swapped_tokens)
@@ -246,6 +250,14 @@ class SequenceQueues:
         for tenant in {s.request.tenant for s in self.running}:
             assert self.shares.num_running(tenant) == sum(s.request.tenant == tenant for s in self.running)
         assert self.shares.num_active == len({request.tenant for request in self.requests.values()})
+
+    def _next_preempted(self) -> Sequence | None:
+        """Of those that stand first with their priorities, the one of the best class as waiting has lifted them."""
+        if not self.preempted:
+            return None
+        able = (s for s in self.preempted if s.has_work)
+        first = [next(group) for _, group in groupby(able, key=attrgetter("priority"))]
+        return min(first, key=self.class_of, default=None)
 
     def _new_sequence(
         self, request: Request, token_ids: list[int], table: BlockTable, prefix: TokenPrefix, num_computed: int = 0

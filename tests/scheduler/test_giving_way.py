@@ -186,6 +186,21 @@ def test_classes_do_not_take_turns():
 # --- fair shares ---
 
 
+@pytest.mark.parametrize("ageing_seconds", [0.0, 5.0])
+def test_waiting_lifts_whoever_gave_way_to_better_classes_too(ageing_seconds):
+    bench = Bench(max_num_seqs=1, ageing_seconds=ageing_seconds)
+    bench.add("patient", priority=5, max_tokens=30)
+    bench.step()
+    bench.add("urgent", max_tokens=2)
+    for number in range(40):  # one of a better class always waits
+        bench.add(f"urgent{number}", max_tokens=2)
+        for _ in range(2):
+            bench.step()
+        bench.now += 1.0
+    assert ("patient" in {name for name, _ in bench.finish_reasons}) == (ageing_seconds > 0)
+    bench.drain()
+
+
 def test_a_burst_of_one_tenant_leaves_the_others_their_slots():
     bench = Bench(max_num_seqs=4, num_blocks=100, max_num_batched_tokens=100)
     for i in range(20):

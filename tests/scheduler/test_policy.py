@@ -118,5 +118,5 @@ def test_the_lowest_priority_number_goes_first_then_the_earliest_arrival_then_wh
 )  # fmt: skip
 def test_a_preempted_one_goes_first_but_for_class_and_share(priority, below_share, is_first):
     newcomer = SimpleNamespace(request=SimpleNamespace(tenant="a"))
-    preempted = SimpleNamespace(priority=0, request=SimpleNamespace(tenant="b"))
-    assert goes_before(newcomer, priority, preempted, below_share.__contains__) == is_first
+    preempted = SimpleNamespace(request=SimpleNamespace(tenant="b"))
+    assert goes_before(newcomer, preempted, (priority, 0), below_share.__contains__) == is_first
