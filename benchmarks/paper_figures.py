@@ -23,6 +23,7 @@ LATENCY_FACTOR = 5  # the latency that is allowed, in those of a request that ha
 SERVERS = ("paged", *RESERVATIONS, "static")
 _NUM_SATURATING = {SHAREGPT.name: 400, ALPACA.name: 3000}  # requests that keep the cache full for long
 _NUM_ARRIVING = {SHAREGPT.name: 600, ALPACA.name: 1500}
+_MOST_RATE = 1000.0  # requests per second that are tried
 _BISECTIONS = 5  # of a factor of two: to 2 %
 
 Serve = Callable[[Sequence[Job]], Served]
@@ -146,7 +147,7 @@ def _capacity(setting: Setting, data_set: DataSet, name: str, limit: float, lowe
     while not is_within(lower):
         lower /= 2
     upper = 2 * lower
-    while is_within(upper):
+    while upper < _MOST_RATE and is_within(upper):  # few requests are within it however fast they arrive
         lower, upper = upper, 2 * upper
     for _ in range(_BISECTIONS):
         middle = (lower * upper) ** 0.5

@@ -98,7 +98,7 @@ def serve_paged(jobs: Sequence[Job], deployment: Deployment, *, while_waiting: b
         if arriving and (replica.wake_time is None or arriving[0][1].arrival < replica.wake_time):
             number, job = arriving.popleft()
             params = SamplingParams(max_tokens=job.num_output_tokens, ignore_eos=True)
-            prompt = (*(2 + number,) * min(1, job.num_prompt_tokens), *(0,) * (job.num_prompt_tokens - 1))
+            prompt = (2 + number, *(0,) * (job.num_prompt_tokens - 1))  # none begins as another does
             replica.submit(Request(str(number), prompt, params, arrival_time=job.arrival), job.arrival)
             continue
         assert replica.wake_time is not None
