@@ -5,7 +5,7 @@ by the model runner before the step writes. (PagedAttention paper, sections 4.2 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from itertools import islice
 
@@ -116,6 +116,21 @@ class BlockManager:
         if self.num_saved_blocks == 0:  # nothing is shared by anybody
             return len(table)
         return list(self._pool.ref_counts(table.block_ids)).count(1)
+
+    def num_freed_blocks(self, table: BlockTable, given_up: Counter[int], needed: Set[int] = frozenset()) -> int:
+        """Blocks that would be free if the table were freed after others that share blocks with it.
+
+        Args:
+            table: to be freed after them.
+            given_up: references by block id that the others would have given up; those of this table are added.
+            needed: blocks that do not count, for whoever wants room would share them.
+        """
+        freed: Iterable[int] = table.block_ids
+        if self.num_saved_blocks:
+            given_up.update(table.block_ids)
+            ref_counts = self._pool.ref_counts(table.block_ids)
+            freed = [i for i, count in zip(table.block_ids, ref_counts, strict=True) if count == given_up[i]]
+        return sum(block_id not in needed for block_id in freed)
 
     def num_shared_tokens(self, table: BlockTable) -> int:
         """Slots of the table's leading blocks that other tables hold too."""

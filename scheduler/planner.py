@@ -19,6 +19,7 @@ from scheduler.stats import SchedulerCounters
 from scheduler.step_plan import StepPlan
 
 _NOTHING_CACHED = CachedPrefix((), 0, 0, None)
+_NUM_SPARE = 1  # free blocks that are kept back for each running sequence when another is admitted
 _MAX_IDLE_PROMPTS = 4  # that hold blocks and wait for a part of the budget
 
 
@@ -173,7 +174,7 @@ class Planner:
         cached = self._find_prefix(sequence)
         num_short = self._num_blocks_short(sequence, cached)
         if num_short > 0 or not self._queues.has_room:
-            if not self._make_room(sequence, num_short, plan):
+            if not self._make_room(sequence, num_short, cached, plan):
                 return self._hold_up(sequence, "max_num_seqs" if not self._queues.has_room else "kv_blocks")
             cached = self._find_prefix(sequence)  # who gave way may have held what was found
         return self._admit(sequence, cached, plan)
@@ -209,7 +210,7 @@ class Planner:
     def _num_blocks_short(self, sequence: Sequence, cached: CachedPrefix) -> int:
         """Blocks that are missing for its admission, 0 or less if there are enough."""
         num_new = self._manager.num_blocks_for(sequence.num_tokens) - len(cached.block_ids)
-        num_needed = num_new + cached.num_unused + len(self._queues.running)
+        num_needed = num_new + cached.num_unused + _NUM_SPARE * len(self._queues.running)
         return num_needed - self._manager.num_free_blocks
 
     def _count_prompt(self, sequence: Sequence, cached: CachedPrefix) -> None:
@@ -223,20 +224,24 @@ class Planner:
 
     # --- giving way ---
 
-    def _make_room(self, sequence: Sequence, num_blocks_short: int, plan: StepPlan) -> bool:
+    def _make_room(self, sequence: Sequence, num_blocks_short: int, cached: CachedPrefix, plan: StepPlan) -> bool:
         """Preempt for whoever is to be admitted, if others must give way to it: for priority's sake, or fairness's."""
-        needs_slot = not self._queues.has_room
         causes: tuple[tuple[PreemptionCause, list[Sequence]], ...] = (
             ("priority", self._lower_classes(sequence)),
             ("fair_share", self._above_share(sequence, num_blocks_short)),
         )
         for cause, candidates in causes:
-            order = sorted(candidates, key=lambda s: preemption_order(s, self._manager))
-            chosen = least_that_make_room(order, num_blocks_short, self._manager, needs_slot=needs_slot)
+            chosen = least_that_make_room(
+                sorted(candidates, key=lambda s: preemption_order(s, self._manager)),
+                num_blocks_short,
+                self._manager,
+                needs_slot=not self._queues.has_room,
+                needed_blocks=set(cached.block_ids),
+                num_spare=_NUM_SPARE,
+            )
             for victim in chosen:
                 self._preempt(victim, plan, by=sequence, cause=cause)
             if chosen:
-                # Blocks that two of them shared were reclaimable by neither alone, and those kept back are fewer now.
                 return self._num_blocks_short(sequence, self._find_prefix(sequence)) <= 0
         return False
 

@@ -4,7 +4,8 @@ The rules: the lowest class gives way first, inside it whoever loses the least w
 priority only those of a lower class, for the sake of fairness only those of a tenant above its share.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Set
 
 from paged_cache.manager import BlockManager
 from scheduler.config import SchedulerConfig
@@ -46,21 +47,47 @@ def num_lost_tokens(sequence: Sequence, manager: BlockManager) -> int:
 
 
 def least_that_make_room(
-    candidates: Iterable[Sequence], num_blocks_short: int, manager: BlockManager, *, needs_slot: bool
+    candidates: Collection[Sequence],
+    num_blocks_short: int,
+    manager: BlockManager,
+    *,
+    needs_slot: bool,
+    needed_blocks: Set[int] = frozenset(),
+    num_spare: int = 0,
 ) -> list[Sequence]:
     """The first of the candidates that together free enough blocks, and a sequence slot if one is needed.
 
-    Nobody, if all of them would not be enough: a preemption that makes no room is work lost for nothing.
+    Nobody, if all of them would not be enough: a preemption that makes no room is work lost for nothing. Blocks that
+    several share are free only with the last of them: they count where those that are held by one are not enough.
+
+    Args:
+        candidates: in the order in which they are to give way.
+        num_blocks_short: blocks that are missing.
+        manager: of their blocks.
+        needs_slot: one must give way even if no block is missing.
+        needed_blocks: those that make no room, for whoever is to be admitted shares them.
+        num_spare: free blocks that are kept back for each running sequence, and no longer when it has given way.
     """
-    chosen: list[Sequence] = []
-    for sequence in candidates:
-        if num_blocks_short <= 0 and (chosen or not needs_slot):
+    for counts_shared in (False, True):
+        chosen: list[Sequence] = []
+        num_short = num_blocks_short
+        given_up: Counter[int] = Counter()
+        for sequence in candidates:
+            if num_short <= 0 and (chosen or not needs_slot):
+                break
+            if counts_shared or needed_blocks:
+                held = given_up if counts_shared else Counter[int]()
+                num_freed = manager.num_freed_blocks(sequence.block_table, held, needed_blocks)
+            else:
+                num_freed = manager.num_reclaimable_blocks(sequence.block_table)
+            if num_freed or needs_slot or counts_shared:
+                chosen.append(sequence)
+                num_short -= num_freed + num_spare
+        if num_short <= 0 and (chosen or not needs_slot):
+            return chosen
+        if manager.num_saved_blocks == 0:
             break
-        num_reclaimable = manager.num_reclaimable_blocks(sequence.block_table)
-        if num_reclaimable or needs_slot:
-            chosen.append(sequence)
-            num_blocks_short -= num_reclaimable
-    return chosen if num_blocks_short <= 0 and (chosen or not needs_slot) else []
+    return []
 
 
 def is_swap_cheaper(sequence: Sequence, manager: BlockManager, config: SchedulerConfig) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.sampling_params import StructuredOutput
+from scheduler.sampling_params import BeamSearch, StructuredOutput
 from tests.scheduler.bench import Bench
 
 SWAPS = {"recompute_seconds_per_token": 1.0, "swap_seconds_per_block": 0.1}
@@ -135,6 +135,32 @@ def test_a_better_class_takes_the_blocks_of_a_worse_one():
     bench.add("high", prompt_len=20, max_tokens=3)
     assert steps_until(bench, "high") == 1
     assert num_preemptions(bench, "low") == 1
+    bench.drain()
+    bench.assert_all_exact()
+
+
+@pytest.mark.parametrize("sharing", [{"n": 3}, {"beam_search": BeamSearch(3)}])
+def test_a_better_class_takes_the_blocks_that_answers_of_a_worse_one_share(sharing):
+    bench = Bench(num_blocks=40, max_num_batched_tokens=120, ageing_seconds=0.0)
+    bench.add("low", priority=1, prompt_len=100, max_tokens=40, **sharing)
+    for _ in range(4):
+        bench.step()
+    bench.add("high", prompt_len=100, max_tokens=2)
+    assert steps_until(bench, "high") == 1
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_nobody_gives_way_whose_blocks_the_better_class_would_share_and_be_no_better_off():
+    bench = Bench(num_blocks=24, max_num_batched_tokens=64, ageing_seconds=0.0)
+    prompt = tuple(range(40))
+    bench.add("equal", prompt=prompt[20:], max_tokens=30)
+    bench.add("low", priority=5, prompt=prompt, max_tokens=10)
+    for _ in range(2):
+        bench.step()
+    bench.add("high", prompt=(*prompt, *range(33)), max_tokens=2)
+    bench.step()
+    assert bench.scheduler.stats.num_preemptions == 0
     bench.drain()
     bench.assert_all_exact()
 

@@ -84,6 +84,26 @@ def test_who_frees_no_block_makes_room_only_as_a_sequence(manager):
     assert [s.seq_id for s in least_that_make_room(candidates, 0, manager, needs_slot=True)] == [2]
 
 
+def test_who_shares_blocks_makes_room_with_all_that_hold_them(manager):
+    first = running(manager, 1, 10)  # three blocks, two of them of both
+    pair = [first, running(manager, 2, 10, shares=(first, 8))]
+    for num_short, chosen in ((1, [1]), (2, [1, 2]), (4, [1, 2]), (5, [])):
+        made = least_that_make_room(pair, num_short, manager, needs_slot=False)
+        assert [s.seq_id for s in made] == chosen
+    outsider = running(manager, 3, 8, shares=(first, 8))
+    assert least_that_make_room(pair, 3, manager, needs_slot=False) == []
+    assert len(least_that_make_room([*pair, outsider], 3, manager, needs_slot=False)) == 3
+
+
+def test_blocks_that_whoever_is_to_be_admitted_shares_make_no_room(manager):
+    candidates = [running(manager, 1, 12), running(manager, 2, 12)]
+    needed = set(candidates[0].block_table.block_ids)
+    for num_short, chosen in ((1, [2]), (3, [2]), (4, [])):
+        made = least_that_make_room(candidates, num_short, manager, needs_slot=False, needed_blocks=needed)
+        assert [s.seq_id for s in made] == chosen
+    assert len(least_that_make_room(candidates, 8, manager, needs_slot=False, num_spare=1)) == 2
+
+
 @pytest.mark.parametrize(
     ("per_token", "per_block", "is_cheaper"),
     [(0.0, 0.0, False), (1.0, 0.0, True), (1.0, 1.6, True), (1.0, 1.7, False), (0.0, 1.0, False)],
