@@ -96,10 +96,12 @@ def _add_engine_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--long-prefill-token-threshold", type=_integer(0), help="0 = no cap (default: a quarter of a step)"
     )
-    group.add_argument("--max-num-queued-requests", type=_integer(0), default=0, help="0 = no limit (default)")
-    group.add_argument("--max-queued-tokens", type=_integer(0), default=0, help="0 = no limit (default)")
+    group.add_argument("--max-num-queued-reqs", type=_integer(0), default=8192, help="0 = no limit (default: 8192)")
+    group.add_argument(
+        "--max-num-queued-tokens", type=_integer(0), default=1 << 22, help="0 = no limit (default: 2^22)"
+    )
     group.add_argument("--queue-timeout", type=_number(1e-9), metavar="SECONDS", help="of every request")
-    group.add_argument("--timeout", type=_number(1e-9), metavar="SECONDS", help="of every request, its answer included")
+    group.add_argument("--request-timeout", type=_number(1e-9), metavar="SECONDS", help="its answer included")
     group.add_argument(
         "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="(default: on)"
     )
@@ -180,8 +182,8 @@ def deployment_of(options: argparse.Namespace, trace: Trace) -> Deployment:
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
         long_prefill_token_threshold=max(1, options.max_num_batched_tokens // 4) if threshold is None else threshold,
-        max_queued_requests=options.max_num_queued_requests,
-        max_queued_tokens=options.max_queued_tokens,
+        max_queued_requests=options.max_num_queued_reqs,
+        max_queued_tokens=options.max_num_queued_tokens,
         swap_seconds_per_block=cost.seconds_per_swapped_block,
         recompute_seconds_per_token=cost.seconds_per_prefill_token,
     )
@@ -197,7 +199,7 @@ def deployment_of(options: argparse.Namespace, trace: Trace) -> Deployment:
         num_cards=options.cards_per_replica,
         router=options.router,
         queue_timeout=options.queue_timeout,
-        timeout=options.timeout,
+        timeout=options.request_timeout,
     )
 
 
