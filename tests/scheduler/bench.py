@@ -69,6 +69,7 @@ class Bench:
         self.counts: dict[int, RowCounts] = {}  # by seq_id
         self._ended: list[str] = []
         self._totals: Counter[str] = Counter()  # over all requests, as the scheduler should have counted them
+        self._tenants: set[str] = set()  # that were there when a step was scheduled
         self._realms: dict[tuple[str, str], int] = {("", ""): 0}  # tenant and salt: who may share blocks
 
     # --- what happens from outside ---
@@ -107,6 +108,7 @@ class Bench:
         num_waiting, num_waiting_tokens = self._count_queued()
         self.scheduler.add(request, self.now)
         self.requests[name] = self.live[name] = request
+        self.aborted -= {(name, index) for index in range(request.params.n)}  # an id is free again after its end
         self._take_ends()
         self._check_queue_bounds(num_waiting, num_waiting_tokens)
         if request.params.structured_output is not None and with_grammar and name in self.live:
@@ -217,7 +219,7 @@ class Bench:
             if key in self.finish_reasons:
                 assert got == expected, key
             else:
-                assert name in self.dropped or key in self.aborted
+                assert name in self.dropped or key in self.aborted, key
                 assert got == expected[: len(got)], key
         is_whole = name not in self.dropped and (name, 0) not in self.aborted
         if request.params.prompt_logprobs is not None and is_whole:
@@ -273,8 +275,14 @@ class Bench:
             counts.add(row)
 
     def _check_budget(self, output: SchedulerOutput, sequences: list[Sequence]) -> None:
-        """No running sequence is passed over while budget is left, what a preempted one gave back included."""
+        """No running sequence is passed over while budget is left, what a preempted one gave back included.
+
+        But where several tenants have shared the engine: there steps are cut short, and may be one tenant's prompts'.
+        """
         assert output.num_tokens <= self.config.max_num_batched_tokens
+        self._tenants.update(request.tenant for request in self.live.values())
+        if len(self._tenants) > 1:
+            return
         scheduled = {row.seq_id for row in output.rows}
         passed_over = [
             sequence
@@ -314,6 +322,9 @@ class Bench:
     def _take(self, update: SequenceUpdate) -> None:
         key = update.request_id, update.index
         assert key not in self.finish_reasons, "an update after the end"
+        # The first sequence computes the prompt for its siblings, and scores it, though it is not wanted itself.
+        is_silent = not (update.token_ids or update.finish_reason)
+        assert is_silent or key not in self.aborted, "tokens of an aborted answer"
         assert update.request_id not in self.dropped, "an update of a dropped request"
         self.updates.setdefault(key, []).append(update)
         self.tokens.setdefault(key, []).extend(update.token_ids)
@@ -374,6 +385,8 @@ class Bench:
         if not any(counts.was_preempted for counts in all_counts):
             assert report.num_recomputed_tokens == num_recomputed
         assert report.num_recomputed_tokens >= num_recomputed
+        if all(preemption.is_swapped for preemption in report.preemptions):
+            assert num_recomputed == 0, "swapped, and computed again"
         assert report.num_preemptions == sum(sequence.num_preemptions for sequence in request.sequences)
 
     def _num_tokens_to_compute(self) -> int:
