@@ -17,6 +17,7 @@ from scheduler.request import Sequence, SequenceStatus
 from scheduler.request_report import PreemptionCause, WaitReason
 from scheduler.stats import SchedulerCounters
 from scheduler.step_plan import StepPlan
+from scheduler.tenant_turns import TenantTurns, Turn
 
 _NOTHING_CACHED = CachedPrefix((), 0, 0, None)
 _NUM_SPARE = 1  # free blocks that are kept back for each running sequence when another is admitted
@@ -40,6 +41,8 @@ class Planner:
         self._queues = queues
         self._ledger = ledger
         self._counters = counters
+        self._turns = TenantTurns(config, queues)
+        self._favoured: str | None = None  # the only tenant to be admitted of, at this point of a step
 
     def plan(self, *, must_progress: bool) -> StepPlan:
         """Choose the tokens of the next step and reserve their blocks.
@@ -48,8 +51,12 @@ class Planner:
             must_progress: no step is in flight, so that if anything can run, something must be planned.
         """
         plan = StepPlan(self._config.max_num_batched_tokens)
-        chunks = self._plan_decodes(plan)
-        self._plan_prompts(chunks, plan)
+        decodes, prompts = self._uncomputed()
+        turn = self._turns.favoured(decodes, prompts)
+        if turn is None:
+            self._plan_all(decodes, prompts, plan)
+        elif not self._plan_turn(turn, decodes, prompts, plan):
+            self._plan_all([s for s in decodes if s in turn.held_back], prompts, plan)
         if must_progress:
             self._make_way_for_anyone(plan)
         self._counters.num_swapped_in_blocks += len(plan.swapped_in)
@@ -57,17 +64,47 @@ class Planner:
 
     # --- sequences that run ---
 
-    def _plan_decodes(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
-        """Let every sequence go on that has one token to compute. Returns the others with their uncomputed tokens."""
-        chunks = []
-        # In the order of admission. Preemption takes sequences out of the list meanwhile.
-        for sequence in list(self._queues.running):
+    def _uncomputed(self) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+        """Running sequences with one token to compute, and those with more, in the order of admission."""
+        decodes, prompts = [], []
+        for sequence in self._queues.running:
             num_uncomputed = sequence.num_uncomputed_tokens
             if num_uncomputed > 1:
-                chunks.append((sequence, num_uncomputed))
-            elif num_uncomputed == 1 and plan.budget > 0 and sequence.status is SequenceStatus.RUNNING:
+                prompts.append((sequence, num_uncomputed))
+            elif num_uncomputed == 1:
+                decodes.append(sequence)
+        return decodes, prompts
+
+    def _plan_all(self, decodes: list[Sequence], prompts: list[tuple[Sequence, int]], plan: StepPlan) -> None:
+        """Let everybody go on, then admit."""
+        self._plan_decodes(decodes, plan)
+        plan.budget = self._turns.prompt_budget(plan.budget, len(decodes))
+        self._plan_prompts(prompts, plan)
+
+    def _plan_turn(
+        self, turn: Turn, decodes: list[Sequence], prompts: list[tuple[Sequence, int]], plan: StepPlan
+    ) -> bool:
+        """Let those go on that are not held back, and one tenant's prompts. Returns whether any of these could."""
+        going_on = [s for s in decodes if s not in turn.held_back]
+        self._plan_decodes(going_on, plan)
+        budget = plan.budget
+        plan.budget = self._turns.prompt_budget(budget, len(going_on))
+        num_left_out = budget - plan.budget
+        self._favoured = turn.tenant
+        self._plan_prompts([prompt for prompt in prompts if prompt[0].request.tenant == turn.tenant], plan)
+        self._favoured = None
+        decoding = frozenset(going_on)
+        prompting = (s for s in self._queues.running if s.request.tenant == turn.tenant and s not in decoding)
+        is_served = any(plan.num_tokens_of(s) for s in prompting)
+        if not is_served:
+            plan.budget += num_left_out
+        return is_served
+
+    def _plan_decodes(self, decodes: list[Sequence], plan: StepPlan) -> None:
+        """Let sequences compute one token each. Preemption takes some out of the list meanwhile."""
+        for sequence in decodes:
+            if plan.budget > 0 and sequence.status is SequenceStatus.RUNNING:
                 self._plan_tokens(sequence, 1, 1, plan)
-        return chunks
 
     def _plan_prompts(self, chunks: list[tuple[Sequence, int]], plan: StepPlan) -> None:
         """Share what is left of the budget among prompts in chunks and those that are admitted now, in turns.
@@ -110,20 +147,16 @@ class Planner:
     def _in_turn(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Prompts in chunks by class, then by what their tenants have had; among equals the order of admission."""
         if len(chunks) > 1:
-            service_of = self._queues.shares.service_of
-            chunks.sort(key=lambda chunk: (chunk[0].priority, service_of(chunk[0].request.tenant)))
+            chunks.sort(key=lambda chunk: self._turn_of(chunk[0]))
         return chunks
 
     def _is_ahead(self, sequence: Sequence) -> bool:
         """Whoever is to be admitted next goes before this running prompt: of a better class, or with less service."""
         head = self._queues.next_to_admit()
-        if head is None:
-            return False
-        service_of = self._queues.shares.service_of
-        return (self._queues.class_of(head), service_of(head.request.tenant)) < (
-            sequence.priority,
-            service_of(sequence.request.tenant),
-        )
+        return head is not None and self._turn_of(head) < self._turn_of(sequence)
+
+    def _turn_of(self, sequence: Sequence) -> tuple[int, float]:
+        return self._queues.class_of(sequence), self._queues.shares.service_of(sequence.request.tenant)
 
     def _chunk_size(self, num_uncomputed_tokens: int, budget: int) -> int:
         cap = self._config.long_prefill_token_threshold or budget
@@ -167,6 +200,8 @@ class Planner:
         sequence = self._queues.next_to_admit()
         if sequence is None:
             return None
+        if self._favoured is not None and sequence.request.tenant != self._favoured:
+            return self._hold_up(sequence, "behind_others")
         if plan.budget <= 0 or num_idle > _MAX_IDLE_PROMPTS:
             return self._hold_up(sequence, "token_budget")
         if plan.preempted:
@@ -225,8 +260,12 @@ class Planner:
     # --- giving way ---
 
     def _make_room(self, sequence: Sequence, num_blocks_short: int, cached: CachedPrefix, plan: StepPlan) -> bool:
-        """Preempt for whoever is to be admitted, if others must give way to it: for priority's sake, or fairness's."""
+        """Preempt for whoever is to be admitted, if others must give way to it: for priority's sake, or fairness's.
+
+        Or beams that wait for it, which have nothing to do with what they hold.
+        """
         causes: tuple[tuple[PreemptionCause, list[Sequence]], ...] = (
+            ("kv_blocks", sequence.idle_mates),
             ("priority", self._lower_classes(sequence)),
             ("fair_share", self._above_share(sequence, num_blocks_short)),
         )

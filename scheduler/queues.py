@@ -4,8 +4,7 @@ Every unfinished sequence stands in exactly one queue: for its grammar, waiting,
 who is admitted, preempted or ended is the planner's and the scheduler's choice. Tells the ledger what it does.
 """
 
-from bisect import insort
-from itertools import groupby
+from bisect import bisect_right, insort
 from operator import attrgetter
 
 from paged_cache.block_table import BlockTable
@@ -70,13 +69,13 @@ class SequenceQueues:
         if preempted is None or waiting is None:
             return waiting if preempted is None else preempted
         classes = self.class_of(waiting), self.class_of(preempted)
+        if classes[0] == classes[1] and preempted.idle_mates:  # it takes one of their places, and nobody else's
+            return preempted
         return waiting if goes_before(waiting, preempted, classes, self.is_below_share) else preempted
 
     def class_of(self, sequence: Sequence) -> int:
-        """Its priority as of now: waiting may lift it, for the first time or again; while it runs it keeps that."""
-        if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
-            return min(sequence.priority, self.waiting.priority_of(sequence, self.now))
-        return sequence.priority
+        """Its priority as of now, as waiting has lifted it: for its admission, or for a part of the budget after that."""
+        return min(sequence.priority, self.waiting.priority_of(sequence, self.now))
 
     def is_below_share(self, tenant: str) -> bool:
         """One more running sequence would leave the tenant within its share of the sequence slots."""
@@ -253,10 +252,15 @@ class SequenceQueues:
 
     def _next_preempted(self) -> Sequence | None:
         """Of those that stand first with their priorities, the one of the best class as waiting has lifted them."""
-        if not self.preempted:
-            return None
-        able = (s for s in self.preempted if s.has_work)
-        first = [next(group) for _, group in groupby(able, key=attrgetter("priority"))]
+        first = []
+        place = 0
+        while place < len(self.preempted):  # thousands may stand there, of few priorities
+            sequence = self.preempted[place]
+            if sequence.has_work:
+                first.append(sequence)
+                place = bisect_right(self.preempted, sequence.priority, place, key=attrgetter("priority"))
+            else:
+                place += 1
         return min(first, key=self.class_of, default=None)
 
     def _new_sequence(

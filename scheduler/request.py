@@ -84,6 +84,15 @@ class Sequence:
         return beams is None or not beams.has_candidates_of(self)
 
     @property
+    def idle_mates(self) -> "list[Sequence]":
+        """The running beams of its search, if all of them wait for it or for another that does not run."""
+        request = self.request
+        if request.beams is None:
+            return []
+        running = [s for s in request.sequences if s.status is SequenceStatus.RUNNING]
+        return [] if any(s.has_work for s in running) else running
+
+    @property
     def has_computed_all(self) -> bool:
         """Every token is computed, pending ones included: the step that computes the last of them samples the next."""
         return self.num_computed_tokens == len(self.token_ids) + self.num_pending_tokens

@@ -1,0 +1,41 @@
+"""Nobody waits for ever behind others that keep coming: who holds room and gets no further must not be passed by all."""
+
+import pytest
+
+from scheduler.sampling_params import BeamSearch
+from tests.scheduler.bench import Bench
+
+MOST_STEPS = 300
+
+
+def steps_among_others(bench, name, num_others, **others):
+    """Steps until a request has ended while so many others are there at any time; None if that is too many."""
+    num_added = 0
+    for num_steps in range(1, MOST_STEPS):
+        while len(bench.live) < num_others + 1:
+            bench.add(f"other {num_added}", **others)
+            num_added += 1
+        bench.step()
+        bench.tick(0.5)
+        if (name, 0) in bench.finish_reasons:
+            return num_steps
+    return None
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize(("max_num_seqs", "width"), [(8, 6), (4, 4), (2, 2)])
+def test_beams_that_wait_for_others_do_not_fill_their_tenants_share(overlapped, max_num_seqs, width):
+    bench = Bench(max_num_seqs=max_num_seqs, num_blocks=200, max_num_batched_tokens=64, overlapped=overlapped)
+    bench.add("beams", tenant="a", max_tokens=8, beam_search=BeamSearch(width))
+    assert steps_among_others(bench, "beams", 12, tenant="b", max_tokens=6) is not None
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_waiting_lifts_a_prompt_that_has_begun_and_gets_no_part_of_the_budget():
+    bench = Bench(num_blocks=100, max_num_batched_tokens=16, ageing_seconds=5.0)
+    bench.add("low", priority=1, prompt_len=100, max_tokens=2)
+    bench.step()
+    assert steps_among_others(bench, "low", 8, prompt_len=20, max_tokens=1) is not None
+    bench.drain()
+    bench.assert_all_exact()
