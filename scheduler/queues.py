@@ -74,7 +74,7 @@ class SequenceQueues:
         return waiting if goes_before(waiting, preempted, classes, self.is_below_share) else preempted
 
     def class_of(self, sequence: Sequence) -> int:
-        """Its priority as of now, as waiting has lifted it: for its admission, or for a part of the budget after that."""
+        """Its priority as of now, as waiting has lifted it: for its admission, or for a part of the budget later."""
         return min(sequence.priority, self.waiting.priority_of(sequence, self.now))
 
     def is_below_share(self, tenant: str) -> bool:

@@ -149,7 +149,7 @@ def test_no_order_of_operations_breaks_anything(seed):
 def test_the_operations_reach_what_they_are_to_try():
     """A workload that never swaps or never fills its queue proves nothing about either."""
     reached = Counter()
-    random = Random(0)
+    random = Random(1)
     for _ in range(20):
         fuzz = Fuzz(random)
         fuzz.run(500)
