@@ -1,4 +1,4 @@
-"""Nobody waits for ever behind others that keep coming: who holds room and gets no further must not be passed by all."""
+"""Nobody waits for ever behind others that keep coming, least of all who holds room that it gets no further with."""
 
 import pytest
 
