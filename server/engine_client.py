@@ -202,8 +202,10 @@ class EngineClient:
         """What has happened so far to those of the requests that are live in the engine.
 
         Raises:
-            EngineUnavailable: if it does not answer between two steps, or is lost.
+            EngineUnavailable: if it does not answer between two steps, is lost, or is starting.
         """
+        if not self._serving:
+            raise EngineUnavailable("The engine is starting.")
         self._num_inspections += 1
         number = self._num_inspections
         self._send(Inspect(number, list(request_ids)))

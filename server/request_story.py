@@ -97,9 +97,8 @@ def _preempted(report: RequestReport) -> str:
 def _prompt(position: int, report: RequestReport | None, trace: RequestTrace, asker: str | None) -> PromptDetails:
     if report is None:
         is_over = trace.status is not None
-        return PromptDetails(
-            position, None, ["The engine did not take it." if is_over else "The engine has not got it yet."]
-        )
+        ended = "The engine did not take it, or was lost while it had it."
+        return PromptDetails(position, None, [ended if is_over else "The engine has not got it yet."])
     return PromptDetails(
         index=position,
         state=report.state,

@@ -35,7 +35,7 @@ class PromptDetails(msgspec.Struct, frozen=True):
     """One prompt on its way through the engine. Durations in seconds, times in seconds since the epoch."""
 
     index: int
-    state: RequestState | None  # None: the engine has not got it, or did not take it
+    state: RequestState | None  # None: the engine has not got it, did not take it, or was lost
     explanation: list[str]  # the same in sentences
     priority: int = 0
     wait_reason: WaitReason | None = None  # why it waits at this moment

@@ -3,7 +3,9 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from scheduler.request_report import RequestReport
 from server.edge import CurrentEdge
+from server.engine_client import EngineUnavailable
 from server.errors import RequestNotFound
 from server.protocol.responses import to_json
 from server.request_story import MAX_SHOWN_PROMPTS, tell
@@ -26,7 +28,12 @@ async def get_request(id: str, request: Request, edge: CurrentEdge) -> Response:
         )
     wanted = [engine_id for _, engine_id in zip(range(MAX_SHOWN_PROMPTS), trace.engine_ids(), strict=False)]
     missing = [engine_id for engine_id in wanted if engine_id not in trace.reports]
-    may_be_live = missing and edge.history.expects_reports(trace)
-    live = await edge.engine.inspect(missing) if may_be_live else []
+    live: list[RequestReport] = []
+    if missing and edge.history.expects_reports(trace):
+        try:
+            live = await edge.engine.inspect(missing)
+        except EngineUnavailable:
+            if trace.status is None:
+                raise  # of one that has ended, perhaps with the engine, what is known can be told
     details = tell(trace, {report.request_id: report for report in live}, asker)
     return Response(to_json(details), media_type="application/json")

@@ -128,6 +128,9 @@ async def test_the_engine_says_what_happens_to_requests(client):
     os.kill(client.process_id, signal.SIGKILL)
     with pytest.raises(EngineUnavailable):
         await asyncio.wait_for(asking, timeout=4)
+    assert not client.ready
+    with pytest.raises(EngineUnavailable, match="is starting"):  # at once: nobody waits for the model to be loaded
+        await asyncio.wait_for(client.inspect(["live"]), timeout=0.1)
 
 
 async def test_a_request_that_cannot_fit_is_rejected_with_its_field(client):

@@ -97,6 +97,21 @@ async def test_a_live_request_is_asked_of_the_engine():
         asking.cancel()
 
 
+async def test_a_request_that_was_lost_with_the_engine_is_told_of_while_the_engine_is_down():
+    engine = FakeEngine(says("abcdefgh"))
+    engine.dies_after = 2
+    app = make_app(engine)
+    engine.on_report = None  # a dead engine tells nothing
+    async with client_of(app) as client:
+        body = {"prompt": "abc", "max_tokens": 100}
+        answer = await client.post("/v1/completions", headers={"x-request-id": "lost"}, json=body)
+        assert answer.status_code == 503
+        engine.is_down = True
+        found = await client.get("/v1/requests/lost")
+        assert found.status_code == 200
+        assert (found.json()["status"], found.json()["finish_reasons"]) == (503, {"error": 1})
+
+
 async def test_a_dropped_request_is_remembered_and_logged(caplog):
     caplog.set_level("INFO", "octavo.ended")
     engine = FakeEngine()
