@@ -22,7 +22,7 @@ PAPER_RATES = {SHAREGPT.name: 2.0, ALPACA.name: 30.0}  # of Figure 13
 LATENCY_FACTOR = 5  # the latency that is allowed, in those of a request that has the engine to itself
 SERVERS = ("paged", *RESERVATIONS, "static")
 _NUM_SATURATING = {SHAREGPT.name: 400, ALPACA.name: 3000}  # requests that keep the cache full for long
-_NUM_ARRIVING = {SHAREGPT.name: 600, ALPACA.name: 1500}
+_NUM_ARRIVING = {SHAREGPT.name: 1000, ALPACA.name: 2500}
 _MOST_RATE = 1000.0  # requests per second that are tried
 _BISECTIONS = 5  # of a factor of two: to 2 %
 
@@ -141,8 +141,8 @@ def _capacity(setting: Setting, data_set: DataSet, name: str, limit: float, lowe
 
     def is_within(rate: float) -> bool:
         served = serve(data_set.jobs(_NUM_ARRIVING[data_set.name], rate, seed=0))
-        curve[rate], rows[rate] = served.normalised_latency, served.mean_rows
-        return served.normalised_latency <= limit
+        curve[rate], rows[rate] = served.late_latency, served.mean_rows
+        return served.late_latency <= limit
 
     while not is_within(lower):
         lower /= 2
@@ -206,7 +206,7 @@ def block_sizes(
                     token_share_of_reserved=packed.token_share_of_reserved,
                     mean_rows=packed.mean_rows,
                     rate=rates[data_set.name],
-                    normalised_latency=served.normalised_latency,
+                    normalised_latency=served.late_latency,
                 )
             )
             advance(1)

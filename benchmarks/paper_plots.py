@@ -125,7 +125,8 @@ def _plot_blocks(result: Mapping[str, Any], data_sets: Sequence[str], path: Path
         label = f"{data_set}, {here[0]['rate']:.2f} requests/s"
         latency.plot(sizes, [1e3 * each["normalised_latency"] for each in here], marker="o", label=label)
     waste.set(title="Slots in use that hold a token, cache full", ylabel="%")
-    latency.set(title="Latency on this machine", ylabel="ms per token", yscale="log")
+    latency.set(title="Latency on this machine", ylabel="ms per token")
+    latency.set_ylim(bottom=0)
     times = result["restoring"]
     sizes = [each["block_size"] for each in times]
     for name, label in (("recompute", "compute again"), ("swap_out", "to the host"), ("swap_in", "and back")):

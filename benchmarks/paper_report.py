@@ -112,7 +112,8 @@ def _throughput(result: Mapping[str, Any]) -> str:
     return f"""## Throughput at equal latency
 
 The highest rate of requests with a mean normalised latency (seconds from arrival to the last token, by generated token;
-Figure 12) of at most five times that of a request that has the engine to itself: {limits}. Simulated.
+Figure 12) of at most five times that of a request that has the engine to itself: {limits}. Simulated;
+the mean is over the half of the requests that ended last.
 
 {_table(("setting", "lengths", "server", "requests/s", "Octavo takes, times", "paper"), rows)}
 

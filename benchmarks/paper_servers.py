@@ -50,6 +50,11 @@ class Served:
         return fmean(self.latencies)
 
     @property
+    def late_latency(self) -> float:
+        """The same over the half that ended last: who is overloaded looks well until its queue has grown."""
+        return fmean(self.latencies[len(self.latencies) // 2 :])
+
+    @property
     def tokens_per_second(self) -> float:
         """Generated, from the first arrival to the last answer's end."""
         return self.num_output_tokens / self.end
