@@ -11,7 +11,7 @@ from paged_cache.manager import BlockManager
 from paged_cache.prefix_cache import CachedPrefix
 from scheduler.config import SchedulerConfig
 from scheduler.ledger import RequestLedger
-from scheduler.policy import choose_victim, is_swap_cheaper, least_that_make_room, preemption_order
+from scheduler.policy import Victims, is_swap_cheaper, least_that_make_room, preemption_order
 from scheduler.queues import SequenceQueues
 from scheduler.request import Sequence, SequenceStatus
 from scheduler.request_report import PreemptionCause, WaitReason
@@ -42,6 +42,7 @@ class Planner:
         self._ledger = ledger
         self._counters = counters
         self._turns = TenantTurns(config, queues)
+        self._victims: Victims | None = None  # of this step, as long as nobody is admitted
         self._favoured: str | None = None  # the only tenant to be admitted of, at this point of a step
 
     def plan(self, *, must_progress: bool) -> StepPlan:
@@ -51,6 +52,7 @@ class Planner:
             must_progress: no step is in flight, so that if anything can run, something must be planned.
         """
         plan = StepPlan(self._config.max_num_batched_tokens)
+        self._victims = None
         decodes, prompts = self._uncomputed()
         turn = self._turns.favoured(decodes, prompts)
         if turn is None:
@@ -180,7 +182,9 @@ class Planner:
         table, num_computed = sequence.block_table, sequence.num_computed_tokens
         end = num_computed + num_uncomputed
         while (allocation := self._manager.allocate(table, num_computed, end)) is None:
-            victim = choose_victim(self._queues.running, self._manager, self._config.max_preemptions)
+            if self._victims is None:
+                self._victims = Victims(self._queues.running, self._manager, self._config.max_preemptions)
+            victim = self._victims.take()
             self._preempt(victim, plan, by=sequence, cause="kv_blocks")
             if victim is sequence:
                 return
@@ -206,6 +210,7 @@ class Planner:
             return self._hold_up(sequence, "token_budget")
         if plan.preempted:
             return self._hold_up(sequence, "kv_blocks")
+        self._victims = None
         cached = self._find_prefix(sequence)
         num_short = self._num_blocks_short(sequence, cached)
         if num_short > 0 or not self._queues.has_room:
@@ -324,7 +329,7 @@ class Planner:
     def _make_way_for_anyone(self, plan: StepPlan) -> None:
         """Beams that wait for one another hold blocks and have nothing to compute: one that can go on may need them."""
         while plan.is_empty and self._queues.running and self._queues.preempted:
-            victim = choose_victim(self._queues.running, self._manager, self._config.max_preemptions)
+            victim = Victims(self._queues.running, self._manager, self._config.max_preemptions).take()
             self._preempt(victim, plan, by=self._queues.next_to_admit() or victim, cause="kv_blocks")
             plan.preempted = False
             self._plan_prompts([], plan)

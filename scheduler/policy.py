@@ -5,28 +5,60 @@ priority only those of a lower class, for the sake of fairness only those of a t
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Iterable, Set
+from heapq import heappop, heappush, heapreplace
+from typing import TypeAlias
 
 from paged_cache.manager import BlockManager
 from scheduler.config import SchedulerConfig
 from scheduler.request import Sequence
 
+_Order: TypeAlias = tuple[bool, int, int, float, int]
 
-def choose_victim(running: Collection[Sequence], manager: BlockManager, max_preemptions: int) -> Sequence:
-    """The sequence that frees blocks at the least loss: of the lowest class, with the least work that only it holds.
 
-    One that would free no block is taken only if no other is left. One that was preempted `max_preemptions` times and
-    would lose work again is spared while another is left, whatever its class: the one with the most work done is
-    therefore never taken for good, and each step brings it closer to its end: no livelock. (Preemption: PagedAttention
-    paper, section 4.5.)
+class Victims:
+    """Those that run, in the order in which they give way for blocks.
+
+    First who frees blocks at the least loss: of the lowest class, with the least work that only it holds. One that
+    would free no block is taken only if no other is left. One that was preempted `max_preemptions` times and would lose
+    work again is spared while another is left, whatever its class: the one with the most work done is therefore never
+    taken for good, and each step brings it closer to its end: no livelock. (Preemption: PagedAttention paper,
+    section 4.5.)
+
+    Holds until a sequence is admitted, forked or computed: till then what one holds alone only gets more. So each is
+    looked at once, and again when its turn has come: of thousands that run, hundreds may give way in one step.
     """
-    freeing = [s for s in running if manager.num_reclaimable_blocks(s.block_table)]
 
-    def order(sequence: Sequence) -> tuple[bool, int, int, float, int]:
-        is_spared = sequence.num_preemptions >= max_preemptions and sequence.num_computed_tokens > 0
-        return is_spared, *preemption_order(sequence, manager)
+    def __init__(self, running: Iterable[Sequence], manager: BlockManager, max_preemptions: int) -> None:
+        """Find the order among `running`, whose blocks are of `manager`."""
+        self._manager = manager
+        self._max_preemptions = max_preemptions
+        self._others = list(running)  # who freed no block when last looked at
+        self._freeing: list[tuple[_Order, Sequence]] = []  # a heap; the orders may lag behind
 
-    return min(freeing or running, key=order)
+    def take(self) -> Sequence:
+        """The next to give way, who is not among them any more; there must be one."""
+        others = []
+        for sequence in self._others:
+            if self._manager.num_reclaimable_blocks(sequence.block_table):
+                heappush(self._freeing, (self._order(sequence), sequence))
+            else:
+                others.append(sequence)
+        self._others = others
+        while self._freeing:
+            known, sequence = self._freeing[0]
+            order = self._order(sequence)
+            if order == known:
+                heappop(self._freeing)
+                return sequence
+            heapreplace(self._freeing, (order, sequence))
+        victim = min(self._others, key=self._order)
+        self._others.remove(victim)
+        return victim
+
+    def _order(self, sequence: Sequence) -> _Order:
+        is_spared = sequence.num_preemptions >= self._max_preemptions and sequence.num_computed_tokens > 0
+        return is_spared, *preemption_order(sequence, self._manager)
 
 
 def preemption_order(sequence: Sequence, manager: BlockManager) -> tuple[int, int, float, int]:

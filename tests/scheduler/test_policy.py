@@ -1,5 +1,6 @@
 """Who gives way, who goes first, and whether to swap: tables of cases over real block tables."""
 
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from paged_cache.block_table import BlockTable
 from paged_cache.manager import BlockManager
 from scheduler.config import SchedulerConfig
-from scheduler.policy import choose_victim, goes_before, is_swap_cheaper, least_that_make_room, serving_order
+from scheduler.policy import Victims, goes_before, is_swap_cheaper, least_that_make_room, serving_order
 
 MANAGER = pytest.fixture(name="manager")(lambda: BlockManager(num_blocks=100, block_size=4))
 
@@ -27,7 +28,7 @@ def running(manager, seq_id, num_computed_tokens=10, num_preemptions=0, arrival_
 
 
 def victim_id(manager, *sequences, max_preemptions=2):
-    return choose_victim(sequences, manager, max_preemptions).seq_id
+    return Victims(sequences, manager, max_preemptions).take().seq_id
 
 
 def test_the_least_computed_work_is_thrown_away(manager):
@@ -64,6 +65,22 @@ def test_who_was_preempted_often_is_spared_while_another_is_left(manager):
     nothing_lost = running(manager, 3, 0, num_preemptions=9)
     manager.allocate(nothing_lost.block_table, 0, 4)
     assert victim_id(manager, nothing_lost, running(manager, 2, 50, num_preemptions=1)) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_after_another_gives_way_as_if_all_were_looked_at_each_time(manager, seed):
+    random = Random(seed)
+    left = []
+    for seq_id in range(1, 16):
+        shares = (random.choice(left), 4 * random.randint(0, 2)) if left and random.random() < 0.7 else None
+        num_tokens = random.randint(8, 16)
+        left.append(running(manager, seq_id, num_tokens, random.choice([0, 0, 5]), 0.0, random.choice([0, 1]), shares))
+    victims = Victims(left, manager, 2)
+    while left:
+        victim = victims.take()
+        assert victim.seq_id == victim_id(manager, *left)
+        left.remove(victim)
+        manager.free(victim.block_table)
 
 
 @pytest.mark.parametrize(
