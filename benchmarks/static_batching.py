@@ -153,9 +153,9 @@ def print_points(console: Console, points: Sequence[Point]) -> None:
 
 
 def measure(model: MeasuredModel, scale: float, console: Console) -> list[Point]:
-    """The rates that matter on two cores: below what static batches can take, between, and all at once."""
+    """On two cores: more requests than static batches can take and fewer than the engine can, and all at once."""
     plan: list[tuple[DataSet, list[float | None], int]] = [
-        (ALPACA, [2.0, 4.0, None], max(2, round(24 * scale))),
+        (ALPACA, [2.0, None], max(2, round(40 * scale))),
         (SHAREGPT, [None], max(2, round(14 * scale))),
     ]
     points: list[Point] = []
