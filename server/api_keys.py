@@ -1,7 +1,8 @@
 """The keys that open the server: whose they are, and where they come from. Knows no HTTP.
 
 A key may have a name, which stands for whoever holds it wherever a key must not show. Several keys may share a name,
-so that one can be exchanged for another.
+so that one can be exchanged for another. A key without one is given one of its own: what belongs to its holder, such as
+cached prefixes and reports of requests, must never come to another.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as SetOf
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,9 @@ MAX_KEYS = 10_000
 _MAX_FILE_BYTES = 4 << 20
 _SECONDS_BETWEEN_LOOKS = 2.0
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}):\s*(.*)")
+
+
+_Entries = tuple[tuple[bytes, str | None], ...]  # digests, and the names that are written before the keys
 
 
 class UnusableKeys(ValueError):
@@ -39,16 +44,23 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[str] = (), file: Path | None = None, admin_key: str | None = None) -> None:
         """`keys` are written `key` or `name:key`, and so are the lines of `file`. Raises UnusableKeys."""
-        self._listed = _parse(keys, "--api-key", "key")
+        self._names_given: dict[bytes, str] = {}  # to keys without one, for as long as the server runs
+        self._reserved: set[str] = set()  # those names
+        self._last_number = 0
+        listed = _parse(keys, "--api-key")
         self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._file = None if file is None else file.expanduser()
         self._file_state: tuple[int, ...] | None = None  # in which its content is known
         self._complaint: tuple[tuple[int, ...] | None, str] | None = None  # the last one, while it stands
         self._next_look = 0.0
-        self._from_file: tuple[tuple[bytes, str], ...] = ()
+        from_file: _Entries = ()
         if self._file is not None:
             self._file_state = _state_of(self._file)
-            self._from_file = _keys_in(self._file, _content_of(self._file))
+            from_file = _entries_of(self._file, _content_of(self._file))
+        self._written_names = {name for _, name in listed if name is not None}
+        names = self._written_names | {name for _, name in from_file if name is not None}
+        self._listed = self._with_names(listed, "key", names)
+        self._from_file = self._with_names(from_file, "file-key", names)
         self._all = _merged(self._listed, self._from_file, self._admin)
         self.is_open = not self._listed and self._file is None  # to everyone, but for what needs the admin key
         self.has_admin_key = self._admin is not None
@@ -80,7 +92,9 @@ class KeyRing:
             if state != self._file_state:
                 content = _content_of(self._file)
                 self._file_state = state
-                self._from_file = _keys_in(self._file, content)
+                entries = _entries_of(self._file, content)
+                names = self._written_names | {name for _, name in entries if name is not None}
+                self._from_file = self._with_names(entries, "file-key", names)
                 self._all = _merged(self._listed, self._from_file, self._admin)
                 logger.info("Read %d keys from %s again.", len(self._from_file), self._file)
         except UnusableKeys as error:
@@ -89,12 +103,30 @@ class KeyRing:
                 logger.error("The keys stay as they were: %s", error)
         self._complaint = complaint
 
+    def _with_names(self, entries: _Entries, prefix: str, names: SetOf[str]) -> tuple[tuple[bytes, str], ...]:
+        """Give keys without a name one by their place, which they keep when the file's lines move.
 
-def _parse(lines: Iterable[str], where: str, unnamed: str) -> tuple[tuple[bytes, str], ...]:
-    keys: list[tuple[bytes, str]] = []
+        `names` are all that are written; one of them that was given to a key without a name raises UnusableKeys.
+        """
+        if clashing := names & self._reserved:
+            raise UnusableKeys(f"The name {min(clashing)} was given to a key that has none; choose another.")
+        keys = []
+        for number, (digest, name) in enumerate(entries, start=1):
+            if name is None and digest not in self._names_given:
+                while (given := f"{prefix}-{number}") in names or given in self._reserved:
+                    number = self._last_number = max(self._last_number, number) + 1
+                self._last_number = max(self._last_number, number)
+                self._names_given[digest] = given
+                self._reserved.add(given)
+            keys.append((digest, self._names_given[digest] if name is None else name))
+        return tuple(keys)
+
+
+def _parse(lines: Iterable[str], where: str) -> _Entries:
+    keys: list[tuple[bytes, str | None]] = []
     for number, line in enumerate(lines, start=1):
         named = _NAMED.fullmatch(line)
-        name, key = (named[1], named[2]) if named else (f"{unnamed}-{number}", line)
+        name, key = (named[1], named[2]) if named else (None, line)
         if name == ADMIN:
             raise UnusableKeys(f"{where} has a key with the name {ADMIN}, which is that of --admin-api-key.")
         if not key or any(char.isspace() for char in key):
@@ -126,14 +158,14 @@ def _content_of(file: Path) -> bytes:
         raise UnusableKeys(f"The file of keys {file} cannot be read: {error.strerror}.") from None
 
 
-def _keys_in(file: Path, content: bytes) -> tuple[tuple[bytes, str], ...]:
+def _entries_of(file: Path, content: bytes) -> _Entries:
     try:
         lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError:
         raise UnusableKeys(f"The file of keys {file} is not UTF-8 text.") from None
     if len(content) > _MAX_FILE_BYTES:
         raise UnusableKeys(f"The file of keys {file} has more than {_MAX_FILE_BYTES} bytes.")
-    keys = _parse((line for line in lines if line and not line.startswith("#")), str(file), "file-key")
+    keys = _parse((line for line in lines if line and not line.startswith("#")), str(file))
     if not keys:
         raise UnusableKeys(f"The file of keys {file} holds none.")
     return keys

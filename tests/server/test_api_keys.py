@@ -110,6 +110,34 @@ def test_a_file_is_read_again_when_it_changes(tmp_path, looks_each_time, caplog)
     assert [name_of(ring, key) for key in ("b", "c", "e")] == [None, "carol", "erin"]
 
 
+def test_a_key_without_a_name_keeps_the_one_it_was_given_when_lines_move(tmp_path, looks_each_time, caplog):
+    """The name tells whose cached prefixes and whose requests they are: those of who left are nobody else's."""
+    file = tmp_path / "keys"
+    file.write_text("a\nb\n")
+    ring = KeyRing(["c"], file)
+    assert [name_of(ring, key) for key in "abc"] == ["file-key-1", "file-key-2", "key-1"]
+    file.write_text("b\nd\n")  # a left
+    assert [name_of(ring, key) for key in "abc"] == [None, "file-key-2", "key-1"]
+    new = name_of(ring, "d")
+    assert new not in {None, "file-key-1", "file-key-2", "key-1"}
+    file.write_text("e\nd\na\n")
+    assert [name_of(ring, key) for key in "ad"] == ["file-key-1", new]
+    assert name_of(ring, "e") not in {None, new, "file-key-1", "file-key-2", "key-1"}
+    for name in ("file-key-1", "key-1"):
+        file.write_text(f"{name}: f\n")  # by hand, after the server gave it
+        assert name_of(ring, "f") is None
+    assert sum("stay as they were" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_no_key_is_given_a_name_that_another_one_has(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("d\nkey-2: e\nfile-key-1: f\n")
+    ring = KeyRing(["key-1: a", "b", "c"], file)
+    names = [name_of(ring, key) for key in "abcdef"]
+    assert None not in names
+    assert len(set(names)) == 6
+
+
 def test_a_file_that_could_not_be_read_is_tried_again(tmp_path, looks_each_time, monkeypatch, caplog):
     file = tmp_path / "keys"
     file.write_text("alice: revoked\n")
