@@ -89,7 +89,7 @@ def test_what_is_reserved_is_told_apart():
 
 def test_a_static_batch_holds_up_whoever_comes_later():
     jobs = [Job(0.0, 8, 10), Job(0.0, 8, 2), Job(1.0, 8, 2)]
-    served = serve_statically(jobs, ONE_SECOND, 2 * MAX_MODEL_LEN)
+    served = serve_statically(jobs, ONE_SECOND, 3 * MAX_MODEL_LEN)  # it would have room, and comes too late
     assert served.latencies == [1.0, 1.0, (12.0 - 1.0) / 2]  # the shorter one first; the last begins at 10
     by_iteration = serve_contiguous(jobs, ONE_SECOND, "max", 2 * MAX_MODEL_LEN, 8)
     assert by_iteration.latencies == [1.0, 1.5, 1.0]  # the last begins at 2
