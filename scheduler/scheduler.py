@@ -6,6 +6,7 @@ result of the last. Must not know how tokens are computed, what they mean as tex
 """
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
 from paged_cache.manager import BlockManager, BlockMove
@@ -61,7 +62,7 @@ class Scheduler:
         self._planner = Planner(config, manager, self._queues, self.ledger, self._counters)
         self._in_flight: deque[SchedulerOutput] = deque()  # scheduled, not updated
         self._masks = MaskComputer()
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines(self._queues.requests)
         self._dropped: list[Dropped] = []
 
     # --- between steps ---
@@ -262,25 +263,32 @@ class Scheduler:
         num_tokens_before = queues.num_queued_tokens - len(newcomer.prompt_token_ids)
         max_requests = max(num_before, config.max_queued_requests + config.max_num_seqs - len(queues.running))
         max_tokens = max(num_tokens_before, config.max_queued_tokens + manager.num_free_blocks * manager.block_size)
-        while queues.num_queued_requests > 1:
-            if config.max_queued_requests and queues.num_queued_requests > max_requests:
+        num_requests, num_tokens = queues.num_queued_requests, queues.num_queued_tokens
+        leaving: list[tuple[Request, str]] = []
+        for request in self._giving_way(newcomer) if num_requests > 1 else ():
+            if config.max_queued_requests and num_requests > max_requests:
                 full = f"{num_before} requests wait already"
-            elif config.max_queued_tokens and queues.num_queued_tokens > max_tokens:
+            elif config.max_queued_tokens and num_tokens > max_tokens and num_requests > 1:
                 full = f"prompts of {num_tokens_before} tokens wait already"
             else:
-                return
-            request = self._who_gives_way(newcomer)
+                break
+            if request is newcomer:  # then nobody else leaves for it
+                leaving = [(newcomer, full)]
+                break
+            leaving.append((request, full))
+            num_requests -= 1
+            num_tokens -= len(request.prompt_token_ids)
+        for request, full in leaving:
             self._drop(request, "queue_full", f"The queue is full: {full}. Send the request again later.")
-            if request is newcomer:
-                return
 
-    def _who_gives_way(self, newcomer: Request) -> Request:
+    def _giving_way(self, newcomer: Request) -> Iterator[Request]:
         """Who stands last in the full queue. One whose grammar is not compiled stands there by its priority alone."""
-        last = self._queues.waiting.last()
-        if last is None:
-            return newcomer
         is_deferred = newcomer.request_id in self._queues.awaiting_grammar
-        return newcomer if is_deferred and last.request.priority <= newcomer.priority else last.request
+        for sequence in self._queues.waiting.giving_way():
+            if is_deferred and sequence.request.priority <= newcomer.priority:
+                break
+            yield sequence.request
+        yield newcomer
 
     def _drop(self, request: Request, cause: DropCause, message: str) -> None:
         dropped = Dropped(request.request_id, cause, message)

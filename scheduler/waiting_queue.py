@@ -31,6 +31,7 @@ class WaitingQueue:
         self._sequences: dict[Sequence, None] = {}
         self._priorities: list[int] = []  # that wait, the most urgent first
         self._classes: dict[int, _PriorityClass] = {}
+        self._arrivals: list[_Place] = []  # a heap; some do not wait any more
         self._num_requests_of: dict[str, int] = {}  # by tenant
         self._num_tokens_of: dict[str, int] = {}  # of their prompts
         self._last_to_leave = ""  # the tenant that last had nothing left to wait for
@@ -65,6 +66,10 @@ class WaitingQueue:
         if tenant not in self._num_requests_of:
             self._shares.lift(tenant, self._least_service() - HEAD_START)
         self._sequences[sequence] = None
+        heappush(self._arrivals, _place(sequence))
+        if len(self._arrivals) > 2 * len(self._sequences) + 64:
+            self._arrivals = [_place(waiting) for waiting in self._sequences]
+            heapify(self._arrivals)
         if request.priority not in self._classes:
             insort(self._priorities, request.priority)
             self._classes[request.priority] = _PriorityClass(self._shares)
@@ -91,8 +96,10 @@ class WaitingQueue:
         if not self._priorities:
             return None
         turn = self._classes[self._priorities[0]].head()
-        if self._ageing_seconds:
-            for num_lifts, priority in enumerate(self._priorities[1:], 1):
+        if self._ageing_seconds and len(self._priorities) > 1:
+            # Callers choose priorities, and thousands may wait: none is lifted further than whoever has waited longest.
+            most_lifts = _num_lifts(self._first_arrival(), now, self._ageing_seconds)
+            for num_lifts, priority in enumerate(self._priorities[1 : most_lifts + 1], 1):
                 turn = min(turn, self._classes[priority].aged_head(now, num_lifts, self._ageing_seconds) or turn)
         return turn[-1]
 
@@ -103,16 +110,24 @@ class WaitingQueue:
         num_lifts = _num_lifts(sequence.request.arrival_time, now, self._ageing_seconds)
         return self._priorities[max(0, place - num_lifts)] if place and num_lifts else priority
 
-    def last(self) -> Sequence | None:
-        """Who gives way when the queue is full.
+    def giving_way(self) -> Iterator[Sequence]:
+        """Who gives way when the queue is full, one after another. Nobody is removed by it.
 
         In the least urgent class, of the tenant of whom the most tokens wait, the latest arrival.
         """
-        if not self._priorities:
-            return None
-        lanes = self._classes[self._priorities[-1]].lanes
-        most = max(self._num_tokens_of[tenant] for tenant in lanes)
-        return max(lane[-1] for tenant, lane in lanes.items() if self._num_tokens_of[tenant] == most)[-1]
+        num_tokens_of = self._num_tokens_of.copy()  # as if those before had left
+        for priority in reversed(self._priorities):
+            lanes = self._classes[priority].lanes
+            num_left = {tenant: len(lane) for tenant, lane in lanes.items()}
+            while num_left:
+                most = max(num_tokens_of[tenant] for tenant in num_left)
+                last = max(lanes[tenant][num - 1] for tenant, num in num_left.items() if num_tokens_of[tenant] == most)
+                yield last[-1]
+                request = last[-1].request
+                num_tokens_of[request.tenant] -= len(request.prompt_token_ids)
+                num_left[request.tenant] -= 1
+                if not num_left[request.tenant]:
+                    del num_left[request.tenant]
 
     def check_integrity(self) -> None:
         """Prove that places, classes and counts agree.
@@ -132,6 +147,11 @@ class WaitingQueue:
             tokens[sequence.request.tenant] += sequence.num_prompt_tokens
         assert self._num_tokens_of == tokens, "the tenants' tokens are miscounted"
         assert self.num_tokens == tokens.total(), "the tokens that wait are miscounted"
+
+    def _first_arrival(self) -> float:
+        while self._arrivals[0][-1] not in self._sequences:
+            heappop(self._arrivals)
+        return self._arrivals[0][0]
 
     def _count(self, tenant: str, num_requests: int, num_tokens: int) -> None:
         self.num_tokens += num_tokens

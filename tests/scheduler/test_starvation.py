@@ -39,3 +39,18 @@ def test_waiting_lifts_a_prompt_that_has_begun_and_gets_no_part_of_the_budget():
     assert steps_among_others(bench, "low", 8, prompt_len=20, max_tokens=1) is not None
     bench.drain()
     bench.assert_all_exact()
+
+
+def test_nobody_leaves_a_full_queue_for_a_newcomer_that_finds_no_place_either():
+    bench = Bench(num_blocks=30, max_num_seqs=1, max_queued_tokens=20)
+    bench.add("running", prompt_len=60, max_tokens=60)
+    bench.step()
+    for number in range(4):
+        bench.add(f"a{number}", tenant="a", prompt_len=10)
+        bench.add(f"b{number}", tenant="b", prompt_len=10)
+    bench.add("newcomer", tenant="c", prompt_len=31)
+    assert list(bench.dropped) == ["newcomer"]
+    bench.add("smaller", tenant="c", prompt_len=15)
+    assert sorted(bench.dropped) == ["a3", "b3", "newcomer"]
+    bench.drain()
+    bench.assert_all_right()

@@ -8,7 +8,7 @@ from paged_cache.manager import BlockManager
 from scheduler.request import Request, Sequence
 from scheduler.sampling_params import SamplingParams
 from scheduler.shares import HEAD_START, TenantShares
-from scheduler.waiting_queue import WaitingQueue
+from scheduler.waiting_queue import WaitingQueue, _PriorityClass
 
 AGEING_SECONDS = 8.0
 NO_PREFIX = BlockManager(1, 1).new_prefix()
@@ -47,9 +47,13 @@ class Waiting:
         return taken
 
 
+def last_of(queue):
+    return next(queue.giving_way(), None)
+
+
 def test_nobody_waits():
     waiting = Waiting()
-    assert waiting.queue.head(0.0) is waiting.queue.last() is None
+    assert waiting.queue.head(0.0) is last_of(waiting.queue) is None
     assert len(waiting.queue) == waiting.queue.num_requests == waiting.queue.num_tokens == 0
 
 
@@ -119,9 +123,9 @@ def test_who_gives_way_is_of_the_least_urgent_class_then_of_the_tenant_with_the_
     waiting.add("a", priority=0, num_tokens=90)
     waiting.add("b", priority=1, num_tokens=50)
     early, late = (waiting.add("a", priority=1, num_tokens=1) for _ in range(2))
-    assert waiting.queue.last() is late
+    assert last_of(waiting.queue) is late
     waiting.queue.remove(late)
-    assert waiting.queue.last() is early
+    assert last_of(waiting.queue) is early
 
 
 def test_who_was_served_at_once_so_far_has_nothing_saved_up():
@@ -160,6 +164,21 @@ def plain_turn(waiting, present, now):
         return lifted, waiting.shares.service_of(request.tenant), request.arrival_time, sequence.seq_id
 
     return min(present, key=place, default=None), classes[place(min(present, key=place))[0]] if present else None
+
+
+def test_of_thousands_of_priorities_only_those_are_asked_that_waiting_can_have_lifted(monkeypatch):
+    waiting = Waiting()
+    first = waiting.add(priority=0, arrival_time=100.0)
+    for priority in range(1, 500):
+        waiting.add(priority=priority, arrival_time=100.0)
+    oldest = waiting.add(priority=2, arrival_time=80.0)
+    asked = []
+    monkeypatch.setattr(_PriorityClass, "aged_head", lambda priority_class, *_: asked.append(priority_class))
+    assert waiting.queue.head(100.0) is first
+    assert len(asked) == 2
+    waiting.queue.remove(oldest)
+    assert waiting.queue.head(100.0) is first
+    assert len(asked) == 2
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -240,13 +259,18 @@ class QueueMachine(RuleBasedStateMachine):
             assert queue.priority_of(turn, self.now) == lifted
 
     @invariant()
-    def the_last_is_that_of_the_plain_model(self):
+    def those_who_give_way_are_those_of_the_plain_model(self):
+        left = list(self.present)
+
         def keenness(sequence):
             request = sequence.request
-            num_tokens = sum(s.num_tokens for s in self.present if s.request.tenant == request.tenant)
+            num_tokens = sum(s.num_tokens for s in left if s.request.tenant == request.tenant)
             return request.priority, num_tokens, request.arrival_time, sequence.seq_id
 
-        assert self.waiting.queue.last() is max(self.present, key=keenness, default=None)
+        for sequence in self.waiting.queue.giving_way():
+            assert sequence is max(left, key=keenness)
+            left.remove(sequence)
+        assert not left
 
     @invariant()
     def counts_agree(self):
