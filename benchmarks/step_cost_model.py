@@ -103,7 +103,7 @@ def measure_steps(
         engine = Engine(half)
         for number in range(size):
             length = round(math.exp(chance.uniform(math.log(SHORTEST_PROMPT), math.log(most))))
-            turn = Turn(length, chance.randint(4, 16))
+            turn = Turn(length, chance.randint(8, 32))
             engine.scheduler.add(make_request(str(number), turn, 0.0, half.info.vocab_size, chance), 0.0)
         steps = []
         while engine.scheduler.has_unfinished:
@@ -239,7 +239,7 @@ def main() -> int:
     parser.add_argument(
         "--swap-space", type=int, default=2**28, help="bytes on the host, to time a swap (default: 2**28)"
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="for which steps are timed (default: 60)")
+    parser.add_argument("--seconds", type=float, default=90.0, help="for which steps are timed (default: 90)")
     parser.add_argument("--requests", type=int, default=60, help="that arrive in the test (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="of lengths, tokens and arrivals (default: 0)")
     parser.add_argument("--results", type=Path, default=RESULTS_DIR, help="folder for the result")
