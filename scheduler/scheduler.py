@@ -265,13 +265,15 @@ class Scheduler:
         max_tokens = max(num_tokens_before, config.max_queued_tokens + manager.num_free_blocks * manager.block_size)
         num_requests, num_tokens = queues.num_queued_requests, queues.num_queued_tokens
         leaving: list[tuple[Request, str]] = []
-        for request in self._giving_way(newcomer) if num_requests > 1 else ():
+        giving_way = self._giving_way(newcomer)
+        while num_requests > 1:
             if config.max_queued_requests and num_requests > max_requests:
                 full = f"{num_before} requests wait already"
-            elif config.max_queued_tokens and num_tokens > max_tokens and num_requests > 1:
+            elif config.max_queued_tokens and num_tokens > max_tokens:
                 full = f"prompts of {num_tokens_before} tokens wait already"
             else:
                 break
+            request = next(giving_way)
             if request is newcomer:  # then nobody else leaves for it
                 leaving = [(newcomer, full)]
                 break
