@@ -4,33 +4,19 @@ After each call every count is proved; as a request ends, its answers, its books
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass
 
 from paged_cache.manager import BlockManager
 from scheduler.config import SchedulerConfig
-from scheduler.output import Dropped, KnownRow, NewRow, SchedulerOutput, SequenceUpdate
+from scheduler.output import Dropped, SchedulerOutput, SequenceUpdate
 from scheduler.request import Request, Sequence, SequenceStatus
 from scheduler.request_report import RequestReport
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
 from tests.scheduler.beam_reference import expected_beams
 from tests.scheduler.fake_runner import FakeRunner, PendingStep, compiled, expected_tokens
+from tests.scheduler.row_counts import RowCounts
 
 BETWEEN_ARRIVALS = 0.001  # seconds
-
-
-@dataclass
-class RowCounts:
-    """What the rows of one sequence computed, as they were scheduled."""
-
-    start: int  # tokens that it had when it was first scheduled: cached ones, or those of the sequence it forked from
-    was_preempted: bool = False  # before that
-    end: int = 0  # tokens that it has had in the cache at most
-    num_recomputed: int = 0  # tokens that were computed, and that it had had there before
-
-    def add(self, row: NewRow | KnownRow) -> None:
-        self.num_recomputed += max(0, min(self.end, row.end) - row.num_computed_tokens)
-        self.end = max(self.end, row.end)
 
 
 class Bench:
