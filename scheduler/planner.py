@@ -241,11 +241,14 @@ class Planner:
 
     def _find_prefix(self, sequence: Sequence) -> CachedPrefix:
         """The cached blocks that it may begin with. The last token is always computed: the next is sampled from it."""
-        request = sequence.request
-        if not (request.reuses_cache and request.may_skip_prompt and self._manager.enable_prefix_caching):
+        if not self._may_begin_cached(sequence):
             return _NOTHING_CACHED
         sequence.prefix.extend(sequence.token_ids)
         return self._manager.find_prefix(sequence.prefix, sequence.num_tokens - 1)
+
+    def _may_begin_cached(self, sequence: Sequence) -> bool:
+        request = sequence.request
+        return request.reuses_cache and request.may_skip_prompt and self._manager.enable_prefix_caching
 
     def _num_blocks_short(self, sequence: Sequence, cached: CachedPrefix) -> int:
         """Blocks that are missing for its admission, 0 or less if there are enough."""
@@ -258,7 +261,7 @@ class Planner:
         counters = self._counters
         counters.num_prompt_tokens += sequence.num_prompt_tokens
         sequence.num_cached_tokens = cached.num_tokens
-        if sequence.request.reuses_cache and self._manager.enable_prefix_caching:
+        if self._may_begin_cached(sequence):
             counters.num_prefix_queries += sequence.num_prompt_tokens
             counters.num_prefix_hits += cached.num_tokens
 

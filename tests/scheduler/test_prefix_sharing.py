@@ -102,6 +102,8 @@ def test_results_of_every_prompt_token_need_all_of_them_computed(params, hits):
     bench = caching()
     ask(bench, "a")
     assert ask(bench, "b", **params) == (2 if hits else 18)
+    stats = bench.scheduler.stats  # what is not looked up is no miss
+    assert (stats.num_prefix_queries, stats.num_prefix_hits) == ((36, 16) if hits else (18, 0))
 
 
 def test_without_caching_nothing_is_kept():
