@@ -31,7 +31,8 @@ class WaitingQueue:
         self._sequences: dict[Sequence, None] = {}
         self._priorities: list[int] = []  # that wait, the most urgent first
         self._classes: dict[int, _PriorityClass] = {}
-        self._arrivals: list[_Place] = []  # a heap; some do not wait any more
+        self._seq_ids: set[int] = set()
+        self._arrivals: list[tuple[float, int]] = []  # a heap of times and seq_ids, some of whom do not wait any more
         self._num_requests_of: dict[str, int] = {}  # by tenant
         self._num_tokens_of: dict[str, int] = {}  # of their prompts
         self._last_to_leave = ""  # the tenant that last had nothing left to wait for
@@ -66,9 +67,10 @@ class WaitingQueue:
         if tenant not in self._num_requests_of:
             self._shares.lift(tenant, self._least_service() - HEAD_START)
         self._sequences[sequence] = None
-        heappush(self._arrivals, _place(sequence))
+        self._seq_ids.add(sequence.seq_id)
+        heappush(self._arrivals, (request.arrival_time, sequence.seq_id))
         if len(self._arrivals) > 2 * len(self._sequences) + 64:
-            self._arrivals = [_place(waiting) for waiting in self._sequences]
+            self._arrivals = [arrival for arrival in self._arrivals if arrival[1] in self._seq_ids]
             heapify(self._arrivals)
         if request.priority not in self._classes:
             insort(self._priorities, request.priority)
@@ -79,6 +81,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer."""
         del self._sequences[sequence]
+        self._seq_ids.remove(sequence.seq_id)
         request, tenant = sequence.request, sequence.request.tenant
         priority_class = self._classes[request.priority]
         priority_class.remove(sequence)
@@ -138,6 +141,8 @@ class WaitingQueue:
         assert self._priorities == sorted(self._classes), "the priorities that wait are out of order"
         placed = [s for priority_class in self._classes.values() for s in priority_class.checked_sequences()]
         assert len(placed) == len(self._sequences) and set(placed) == self._sequences.keys(), "a sequence has no place"
+        assert self._seq_ids == {s.seq_id for s in placed}, "the numbers of those who wait are wrong"
+        assert self._seq_ids <= {seq_id for _, seq_id in self._arrivals}, "an arrival is forgotten"
         for priority, priority_class in self._classes.items():
             assert all(s.request.priority == priority for s in priority_class.checked_sequences())
         tenants = [s.request.tenant for s in placed]
@@ -149,7 +154,7 @@ class WaitingQueue:
         assert self.num_tokens == tokens.total(), "the tokens that wait are miscounted"
 
     def _first_arrival(self) -> float:
-        while self._arrivals[0][-1] not in self._sequences:
+        while self._arrivals[0][1] not in self._seq_ids:
             heappop(self._arrivals)
         return self._arrivals[0][0]
 
