@@ -111,21 +111,23 @@ class Planner:
     def _plan_prompts(self, chunks: list[tuple[Sequence, int]], plan: StepPlan) -> None:
         """Share what is left of the budget among prompts in chunks and those that are admitted now, in turns.
 
-        A prompt that would take more than half of it counts as long: all long ones together get half, and the rest
-        goes to the short ones among the others. What these leave goes to the long ones after all.
+        A prompt that would take more than half of it counts as long: all long ones together get half, each of them no
+        more than the cap for long ones, and the rest goes to the short ones among the others. What these leave goes to
+        the long ones after all.
         """
         long_budget = plan.budget // 2
-        long_prompts: list[Sequence] = []
+        long_prompts: list[Sequence] = []  # whose parts have been cut short
         num_for_long = long_budget
+        cap = self._config.long_prefill_token_threshold or plan.budget
 
         def share(sequence: Sequence, num_uncomputed: int) -> None:
             nonlocal num_for_long
-            num_new = self._chunk_size(num_uncomputed, plan.budget)
             if sequence.status is not SequenceStatus.RUNNING:  # it ended as it was forked, or gave way
                 return
-            if num_uncomputed > long_budget:
+            num_new = min(num_uncomputed, plan.budget)
+            if num_uncomputed > min(cap, long_budget):
                 long_prompts.append(sequence)
-                num_new = min(num_new, num_for_long)
+                num_new = min(num_new, cap, num_for_long)
                 num_for_long -= num_new
             if num_new:
                 self._plan_tokens(sequence, num_new, num_uncomputed, plan)
@@ -160,15 +162,11 @@ class Planner:
     def _turn_of(self, sequence: Sequence) -> tuple[int, float]:
         return self._queues.class_of(sequence), self._queues.shares.service_of(sequence.request.tenant)
 
-    def _chunk_size(self, num_uncomputed_tokens: int, budget: int) -> int:
-        cap = self._config.long_prefill_token_threshold or budget
-        return min(num_uncomputed_tokens, budget, cap)
-
     def _lengthen(self, sequence: Sequence, plan: StepPlan) -> None:
         """Give a long prompt what is left of the budget."""
         num_planned = plan.num_tokens_of(sequence)
         num_uncomputed = sequence.num_uncomputed_tokens
-        num_wanted = self._chunk_size(num_uncomputed, plan.budget + num_planned)
+        num_wanted = min(num_uncomputed, plan.budget + num_planned)
         if num_planned == 0 and num_wanted:
             self._plan_tokens(sequence, num_wanted, num_uncomputed, plan)
         elif num_wanted > num_planned:

@@ -41,12 +41,26 @@ def test_prompts_are_computed_in_chunks_of_the_budget_beside_decodes():
     bench.assert_all_exact()
 
 
-def test_a_long_prefill_leaves_room_for_short_prompts():
-    bench = Bench(max_num_batched_tokens=16, long_prefill_token_threshold=8)
+@pytest.mark.parametrize(
+    ("num_short", "parts"), [(0, [16]), (1, [3, 13]), (2, [3, 3, 10]), (4, [3, 3, 3, 3, 4]), (5, [3, 3, 3, 3, 4])]
+)
+def test_a_long_prefill_leaves_room_for_short_prompts_and_takes_what_they_leave(num_short, parts):
+    bench = Bench(max_num_batched_tokens=16, long_prefill_token_threshold=4)
     bench.add("long", prompt_len=100)
-    bench.add("short", prompt_len=6)
+    for number in range(num_short):
+        bench.add(f"short{number}", prompt_len=3)
     output = bench.step()
-    assert sorted(row.num_new_tokens for row in output.rows) == [6, 8]
+    assert sorted(row.num_new_tokens for row in output.rows) == parts
+    bench.drain()
+    bench.assert_all_exact()
+
+
+def test_without_a_cap_a_long_prefill_leaves_half_of_a_step_to_short_prompts():
+    bench = Bench(max_num_batched_tokens=16)
+    bench.add("long", prompt_len=100)
+    bench.add("short", prompt_len=8)
+    output = bench.step()
+    assert sorted(row.num_new_tokens for row in output.rows) == [8, 8]
     bench.drain()
     bench.assert_all_exact()
 
