@@ -293,11 +293,13 @@ class Planner:
     def _lower_classes(self, sequence: Sequence) -> list[Sequence]:
         """Running sequences that must give way to a better priority, but for what ageing has lifted it by.
 
-        Who was lifted itself before it ran counts as of the class that it was lifted to: nobody takes turns.
+        Who was lifted itself before it ran counts as of the class that it was lifted to: nobody takes turns. Nobody is
+        spared who waits for beams that do not run: they stand behind this one.
         """
         priority = sequence.request.priority
         most = self._config.max_preemptions
-        return [s for s in self._queues.running if s.priority > priority and s.num_preemptions < most]
+        lower = [s for s in self._queues.running if s.priority > priority]
+        return [s for s in lower if s.num_preemptions < most or s.idle_mates]
 
     def _above_share(self, sequence: Sequence, num_blocks_short: int) -> list[Sequence]:
         """Running sequences of tenants that hold more than their share, where this one's tenant holds less.

@@ -85,7 +85,7 @@ class Sequence:
 
     @property
     def idle_mates(self) -> "list[Sequence]":
-        """The running beams of its search, if all of them wait for it or for another that does not run."""
+        """The running beams of its search, if all of them wait for some that do not run. It may be one of either."""
         request = self.request
         if request.beams is None:
             return []

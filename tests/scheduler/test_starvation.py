@@ -41,6 +41,19 @@ def test_waiting_lifts_a_prompt_that_has_begun_and_gets_no_part_of_the_budget():
     bench.assert_all_exact()
 
 
+def test_beams_that_gave_way_to_each_other_often_still_give_way_to_a_better_class():
+    for num_steps in range(20, 36):
+        bench = Bench(max_num_seqs=3, num_blocks=100, ageing_seconds=0.0)
+        bench.add("long", max_tokens=100)
+        bench.add("beams", priority=1, max_tokens=40, beam_search=BeamSearch(4))
+        for _ in range(num_steps):
+            bench.step()
+        bench.add("high", max_tokens=2)
+        for _ in range(3):
+            bench.step()
+        assert bench.tokens.get(("high", 0)), f"no token of a better class, {num_steps} steps after the beams began"
+
+
 def test_nobody_leaves_a_full_queue_for_a_newcomer_that_finds_no_place_either():
     bench = Bench(num_blocks=30, max_num_seqs=1, max_queued_tokens=20)
     bench.add("running", prompt_len=60, max_tokens=60)
