@@ -28,6 +28,7 @@ from server.truncation import PromptTokens, prompt_tokens_of
 
 _MAX_TOKENS_OF_REQUEST = 300_000  # OpenAI's
 FLOAT_BYTES = 4
+_PROMPTS_A_LOOK = 32  # that are submitted before the next look whether one of them has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,11 @@ class EmbeddingRun:
         end: FinishReason = "abort"  # when the caller goes away
         try:
             self._submitter.refuse_too_many(self._request.prompts, "input")
-            streams = [await self._submit(*item) for item in zip(self._engine_ids, self._request.prompts, strict=True)]
+            streams: list[UpdateStream] = []
+            for item in zip(self._engine_ids, self._request.prompts, strict=True):
+                if len(streams) % _PROMPTS_A_LOOK == 0:
+                    await self._raise_failure(streams)
+                streams.append(await self._submit(*item))
             return [await self._wait(*item) for item in zip(self._engine_ids, streams, strict=True)]
         except Exception:
             end = "error"
@@ -135,6 +140,12 @@ class EmbeddingRun:
         self._metrics.observe_n(1)
         await asyncio.sleep(0)  # thousands of prompts in a row would hold up every other request
         return stream
+
+    async def _raise_failure(self, streams: Sequence[UpdateStream]) -> None:
+        """One prompt's end by an error is that of the request: the engine need not refuse thousands more."""
+        for engine_id, stream in zip(self._engine_ids, streams, strict=False):
+            if stream.has_failed:
+                await self._wait(engine_id, stream)
 
     async def _wait(self, engine_id: str, stream: UpdateStream) -> bytes:
         async for update in stream:

@@ -37,6 +37,7 @@ logger = logging.getLogger("octavo.engine")
 
 # An idle engine says that it lives this often; a busy one does with every step.
 HEARTBEAT_SECONDS = 1.0
+_MIN_MESSAGE_SECONDS = 0.005  # between two steps, should there be as many messages
 
 
 class Woken:
@@ -113,15 +114,18 @@ def run_loop(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
     """Step while there is work, else wait for messages; close the engine when the edge is gone."""
     last_sent = time.monotonic()
     checked = True
+    step_seconds = 0.0
     while True:
         try:
-            _take_messages(engine, inbox, outbox)
+            _take_messages(engine, inbox, outbox, step_seconds)
         except ConnectionError:
             engine.close()
             return
         _send_rejected(engine, outbox)
         if engine.has_unfinished:
+            began = time.monotonic()
             updates, checked = engine.step(), False
+            step_seconds = time.monotonic() - began
             _send_rejected(engine, outbox)
         else:
             updates = []
@@ -139,15 +143,22 @@ def _send_rejected(engine: Engine, outbox: Outbox) -> None:
         outbox.send(rejected)
 
 
-def _take_messages(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
-    """Handle everything that has arrived; wait for it a heartbeat long where there is nothing else to do."""
+def _take_messages(engine: Engine, inbox: Inbox, outbox: Outbox, step_seconds: float) -> None:
+    """Handle everything that has arrived; wait for it a heartbeat long where there is nothing else to do.
+
+    Where there is, messages get no more time than the last step had: a flood of requests, most of which find no room,
+    would hold up everybody else's tokens for as long as it lasts.
+    """
     timeout = 0.0 if engine.has_unfinished else HEARTBEAT_SECONDS
-    while True:
+    ends: float | None = None
+    while ends is None or time.monotonic() < ends or not engine.has_unfinished:
         try:
             message = inbox.take(timeout)
         except queue.Empty:
             return
         timeout = 0.0
+        if ends is None:
+            ends = time.monotonic() + max(step_seconds, _MIN_MESSAGE_SECONDS)
         match message:
             case Submit():
                 try:

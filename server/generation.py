@@ -158,6 +158,8 @@ class Generation:
         for engine_id, prompt in zip(self._engine_ids, request.prompts, strict=True):
             if streams:
                 await asyncio.sleep(0)  # thousands of prompts in a row would hold up every other request
+            if len(streams) % _SEQUENCES_A_TURN == 0 and any(stream.has_failed for stream in streams):
+                break  # one is enough to end the request: the engine need not refuse thousands more
             message = self._submitter.message(engine_id, prompt.token_ids, prompt.params, request.terms, arrival_time)
             streams.append(self._engine.submit(message))
             self._metrics.observe_n(request.n)

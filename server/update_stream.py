@@ -16,6 +16,7 @@ class UpdateStream:
         self._open = set(range(num_sequences))
         self._queue: UpdateQueue = asyncio.Queue()
         self._position = 0
+        self.has_failed = False
 
     @property
     def is_open(self) -> bool:
@@ -41,6 +42,7 @@ class UpdateStream:
     def fail(self, error: Exception) -> None:
         """End the request with an error."""
         self._open.clear()
+        self.has_failed = True
         self._put(error)
 
     def join(self, queue: UpdateQueue, position: int) -> None:

@@ -235,6 +235,29 @@ def test_the_loop_tells_of_drops_and_ends_without_waiting_for_its_heartbeat(monk
     assert sent[-1].number == 7
 
 
+class Flood:
+    """An inbox in which the next request always waits already; each takes a millisecond to be read."""
+
+    def __init__(self, clock, num_messages):
+        self.clock, self.num_left = clock, num_messages
+
+    def take(self, timeout):
+        if not self.num_left:
+            raise ConnectionError
+        self.num_left -= 1
+        self.clock.now += 0.001
+        return Submit(f"r{self.num_left}", TokenIds(range(8)), SamplingParams(max_tokens=4), self.clock.now)
+
+
+def test_steps_get_their_part_of_the_time_in_a_flood_of_requests_that_find_no_room(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("server.engine_process.time", SimpleNamespace(monotonic=clock))
+    engine = build(clock, max_queued_requests=4)
+    run_loop(engine, Flood(clock, 5000), SimpleNamespace(send=lambda message: None))
+    # A step takes 0.1 s and so many messages as well: 5 s of them leave room for some 50 steps.
+    assert 40 <= engine.stats.num_steps <= 60
+
+
 def test_those_who_wait_too_long_are_named_once_with_the_reason(caplog):
     clock = Clock()
     engine = build(clock, starving_seconds=0.9, max_num_seqs=1)

@@ -178,3 +178,14 @@ async def test_more_prompts_than_may_ever_wait_are_the_requests_fault(path, para
         assert answer.json()["error"]["param"] == param
         assert "--max-num-queued" in answer.json()["error"]["message"]
         assert engine.submitted == []
+
+
+@pytest.mark.parametrize(("path", "field"), [(COMPLETIONS, "prompt"), (EMBEDDINGS, "input")])
+async def test_when_one_prompt_finds_no_room_the_others_are_not_sent_after_it(path, field):
+    engine = FakeEngine()
+    engine.drops = RequestDropped("There is no room.", "queue_full", 3.0)
+    async with client_of(make_app(engine)) as client:
+        answer = await client.post(path, json={**BODIES[path], field: ["a"] * 1000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert len(engine.submitted) < 200
+    assert not engine.open_requests
