@@ -177,10 +177,15 @@ def num_host_kv_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
     """The number of KV blocks in host memory that preempted sequences are swapped out to.
 
     Raises:
-        UnservableSettings: where they do not fit.
+        UnservableSettings: where they do not fit, or not one fits the space that was set.
     """
     assert config.swap_space is not None, "what is left to the device has been filled in"
     num_blocks = spec.num_blocks_in(config.swap_space)
+    if config.swap_space and not num_blocks:
+        raise UnservableSettings(
+            f"--swap-space takes {config.swap_space} bytes, and one block of {spec.block_size} tokens needs "
+            f"{spec.bytes_per_block}. Write 4GiB, or 4, for that many GiB; 0 lets preempted sequences be computed again."
+        )
     needed = num_blocks * spec.bytes_per_block
     if needed > (available := available_host_bytes()):
         raise UnservableSettings(

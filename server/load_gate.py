@@ -10,7 +10,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.error_responses import error_response
-from server.errors import TooManyRequests
+from server.errors import BodyTooLarge, TooManyRequests
 
 _SHARE = 4  # a key may hold this many times what is free
 
@@ -29,6 +29,11 @@ class BoundedShares:
         self._keeps_room = keeps_room
         self._held: Counter[str] = Counter()
         self._num_held = 0
+
+    @property
+    def most(self) -> int:
+        """What one holder may have where nobody else has anything."""
+        return self._limit * _SHARE // (_SHARE + 1) if self._keeps_room else self._limit
 
     def take(self, holder: str, amount: int) -> bool:
         """Take some; false, and nothing taken, where it is too much."""
@@ -90,6 +95,10 @@ class LoadGate:
             message = await receive()
             size = len(message.get("body", b""))
             if size and not self._bytes.take(holder, size):
+                if num_bytes + size > self._bytes.most:  # it would find no room however often it was sent again
+                    raise BodyTooLarge(
+                        f"The body is larger than the {self._bytes.most} bytes that this server has room for."
+                    )
                 raise self._refusal(
                     "The bodies of open requests take all the memory that there is for them.", "too_many_open_bytes"
                 )

@@ -81,3 +81,10 @@ def test_host_blocks_are_as_many_as_fit_the_swap_space(monkeypatch):
     assert num_host_kv_blocks(config, spec) == 5
     with pytest.raises(UnservableSettings, match="--swap-space"):
         num_host_kv_blocks(filled_in("cpu", swap_space="1"), spec)
+
+
+def test_a_swap_space_that_holds_not_one_block_is_refused():
+    """2000 is more than the bare numbers that count as GiB: it would have been of no effect, and nobody told."""
+    spec = KVCacheSpec(num_layers=2, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
+    with pytest.raises(UnservableSettings, match=f"--swap-space takes 2000 bytes.* needs {spec.bytes_per_block}"):
+        num_host_kv_blocks(filled_in("cpu", swap_space="2000"), spec)

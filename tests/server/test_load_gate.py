@@ -100,6 +100,21 @@ async def test_bodies_that_are_too_much_together_are_refused_in_the_shape_of_the
         assert (await post(client, prompt="x" * 100, user="u" * 1024)).status_code == 200
 
 
+@pytest.mark.parametrize(("keys", "most"), [([], 4096), (KEYS, 3276)])
+async def test_a_body_that_would_never_find_room_is_not_told_to_come_again(keys, most):
+    async with client_of(make_app(FakeEngine(), max_open_body_memory=4096, api_key=keys)) as client:
+        for size, status in ((5000, 413), (most + 400, 413), (most // 2, 200)):
+            body = b'{"max_tokens": 1, "prompt": "x"' + b" " * (size - 32) + b"}"
+
+            async def in_pieces(body=body):
+                for start in range(0, len(body), 400):
+                    yield body[start : start + 400]
+
+            answer = await client.post(COMPLETIONS, content=in_pieces(), headers=as_holder("a"))
+            assert answer.status_code == status, answer.text
+            assert "retry-after" not in answer.headers
+
+
 async def test_whoever_leaves_gives_back_his_place():
     engine = FakeEngine(says("x" * 50, ends=False), step_seconds=0.01)
     async with client_of(make_app(engine, max_open_requests=1)) as client:
