@@ -184,7 +184,7 @@ def num_host_kv_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
     if config.swap_space and not num_blocks:
         raise UnservableSettings(
             f"--swap-space takes {config.swap_space} bytes, and one block of {spec.block_size} tokens needs "
-            f"{spec.bytes_per_block}. Write 4GiB, or 4, for that many GiB; 0 lets preempted sequences be computed again."
+            f"{spec.bytes_per_block}. Write 4GiB, or 4, for so many GiB; 0 lets preempted sequences be computed again."
         )
     needed = num_blocks * spec.bytes_per_block
     if needed > (available := available_host_bytes()):
