@@ -6,6 +6,7 @@ goes. Must not know results, nor how a step is told to the runner.
 
 from collections import Counter
 from dataclasses import replace
+from typing import Literal
 
 from paged_cache.manager import BlockManager
 from paged_cache.prefix_cache import CachedPrefix
@@ -207,15 +208,20 @@ class Planner:
         if plan.budget <= 0 or num_idle > _MAX_IDLE_PROMPTS:
             return self._hold_up(sequence, "token_budget")
         if plan.preempted:
-            return self._hold_up(sequence, "kv_blocks")
+            return self._hold_up(sequence, self._shortage)
         self._victims = None
         cached = self._find_prefix(sequence)
         num_short = self._num_blocks_short(sequence, cached)
         if num_short > 0 or not self._queues.has_room:
             if not self._make_room(sequence, num_short, cached, plan):
-                return self._hold_up(sequence, "max_num_seqs" if not self._queues.has_room else "kv_blocks")
+                return self._hold_up(sequence, self._shortage)
             cached = self._find_prefix(sequence)  # who gave way may have held what was found
         return self._admit(sequence, cached, plan)
+
+    @property
+    def _shortage(self) -> Literal["max_num_seqs", "kv_blocks"]:
+        """What there is too little of, where not everybody can run."""
+        return "kv_blocks" if self._queues.has_room else "max_num_seqs"
 
     def _hold_up(self, sequence: Sequence, reason: WaitReason) -> Sequence | None:
         """Tell the ledger why a sequence is not admitted, which it is not."""
@@ -271,7 +277,7 @@ class Planner:
         Or beams that wait for it, which have nothing to do with what they hold.
         """
         causes: tuple[tuple[PreemptionCause, list[Sequence]], ...] = (
-            ("kv_blocks", sequence.idle_mates),
+            ("kv_blocks" if num_blocks_short > 0 else "max_num_seqs", sequence.idle_mates),
             ("priority", self._lower_classes(sequence)),
             ("fair_share", self._above_share(sequence, num_blocks_short)),
         )
@@ -304,7 +310,8 @@ class Planner:
     def _above_share(self, sequence: Sequence, num_blocks_short: int) -> list[Sequence]:
         """Running sequences of tenants that hold more than their share, where this one's tenant holds less.
 
-        Each preemption brings the tenants closer to equal shares, and none below: nobody takes turns.
+        Each preemption brings the tenants closer to equal shares, and none below, so that nobody takes turns: one that
+        holds less than twice its share of the blocks keeps a sequence without which it would hold less than its share.
         """
         queues, tenant = self._queues, sequence.request.tenant
         num_active = queues.shares.num_active
@@ -318,13 +325,14 @@ class Planner:
             most = self._manager.num_blocks / num_active
             if num_blocks[tenant] + self._manager.num_blocks_for(sequence.num_tokens) > most:
                 return []
-            above = {name for name, num_held in num_blocks.items() if num_held > most}
+            least = {name: most if num_held < 2 * most else 0.0 for name, num_held in num_blocks.items()}
         else:
-            above = {name for name in num_blocks if is_above(name)}
+            least = {name: 0.0 if is_above(name) else float("inf") for name in num_blocks}
         return [
             s
             for s in queues.running
-            if s.request.tenant in above
+            if num_blocks[s.request.tenant] - len(s.block_table) >= least[s.request.tenant]
+            and s.request.tenant != tenant
             and s.priority >= queues.class_of(sequence)
             and s.num_preemptions < self._config.max_preemptions
         ]
@@ -333,7 +341,7 @@ class Planner:
         """Beams that wait for one another hold blocks and have nothing to compute: one that can go on may need them."""
         while plan.is_empty and self._queues.running and self._queues.preempted:
             victim = Victims(self._queues.running, self._manager, self._config.max_preemptions).take()
-            self._preempt(victim, plan, by=self._queues.next_to_admit() or victim, cause="kv_blocks")
+            self._preempt(victim, plan, by=self._queues.next_to_admit() or victim, cause=self._shortage)
             plan.preempted = False
             self._plan_prompts([], plan)
 

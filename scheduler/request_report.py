@@ -12,7 +12,7 @@ from scheduler.output import DropCause, FinishReason
 # ran, and was preempted.
 WaitReason = Literal["grammar", "behind_others", "max_num_seqs", "kv_blocks", "token_budget", "preempted"]
 # Too few KV blocks; a request of a better priority; one of a tenant that has had less than its share.
-PreemptionCause = Literal["kv_blocks", "priority", "fair_share"]
+PreemptionCause = Literal["kv_blocks", "max_num_seqs", "priority", "fair_share"]
 RequestState = Literal["waiting_for_grammar", "waiting", "running", "preempted", "finished", "dropped"]
 
 

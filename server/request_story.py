@@ -21,6 +21,7 @@ _WAITS: Mapping[WaitReason, str] = {
 }
 _CAUSES: Mapping[PreemptionCause, str] = {
     "kv_blocks": "KV blocks ran out",
+    "max_num_seqs": "beams of one search took turns at the --max-num-seqs places",
     "priority": "a request of a better priority came",
     "fair_share": "another key has had less than its share",
 }

@@ -10,7 +10,7 @@ import pytest
 from paged_cache.manager import BlockManager
 from scheduler.config import SchedulerConfig
 from scheduler.request_report import Starvation
-from scheduler.sampling_params import SamplingParams, StructuredOutput
+from scheduler.sampling_params import BeamSearch, SamplingParams, StructuredOutput
 from scheduler.scheduler import Scheduler
 from server.engine import Engine
 from server.engine_load import EngineLoad, log_starving
@@ -233,6 +233,18 @@ def test_the_loop_tells_of_drops_and_ends_without_waiting_for_its_heartbeat(monk
     reports = [report for message in sent if isinstance(message, StepUpdates) for report in message.reports]
     assert [(report.request_id, report.drop_cause) for report in reports] == [("runs", "deadline")]
     assert sent[-1].number == 7
+
+
+def test_beams_that_take_turns_at_the_places_are_not_said_to_want_blocks():
+    engine = build(Clock(), max_num_seqs=1)
+    params = SamplingParams(max_tokens=4, temperature=0.0, beam_search=BeamSearch(2, 1.0, False))
+    engine.submit(Submit("b", TokenIds(range(3)), params, START))  # two beams of two blocks, of eight
+    tokens, _ = run(engine)
+    assert tokens["b"]
+    (report,) = engine.take_reports()
+    assert {preemption.cause for preemption in report.preemptions} == {"max_num_seqs"}
+    assert report.wait_seconds.get("max_num_seqs", 0.0) > 0
+    assert not report.wait_seconds.get("kv_blocks")
 
 
 class Flood:
