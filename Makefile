@@ -43,6 +43,8 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/kv_cache_cost.py
 	$(BIN)/python benchmarks/baseline.py
 	$(BIN)/python benchmarks/host_step_cost.py
+	$(BIN)/python benchmarks/prefix_cache_cost.py
+	$(BIN)/python benchmarks/fairness.py
 
 # The figures of the PagedAttention paper on this engine; writes docs/paper.md too. About ten minutes on two cores.
 paper: $(VENV)/installed

@@ -54,7 +54,8 @@ def test_a_killed_engine_ends_open_streams_with_an_error_and_is_replaced(smollm2
 
 def test_a_client_that_goes_away_frees_its_blocks(smollm2):
     with httpx.stream("POST", f"{smollm2.url}/v1/completions", json=LONG, timeout=60) as response:
-        next(events(response.iter_lines()))
+        stream = events(response.iter_lines())  # whose end would close the connection
+        next(stream)
         assert smollm2.metric("vllm:num_requests_running") == 1
     wait_until(lambda: is_idle(smollm2), seconds=3)
 

@@ -34,6 +34,9 @@ def test_a_plain_and_a_streamed_chat_are_the_same(client):
     assert chunks[0].choices[0].delta.role == "assistant"
     deltas = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(deltas) == plain.choices[0].message.content
+    cached = plain.usage.prompt_tokens // 16 * 16  # whole blocks, which the plain one has left
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == cached
+    plain.usage.prompt_tokens_details.cached_tokens = cached
     assert chunks[-1].usage == plain.usage
 
 

@@ -32,4 +32,6 @@ def test_the_python_snippet_prints_an_answer(smollm2):
 
 def test_every_flag_that_is_named_exists():
     known = {flag_of(name) for name in Settings.model_fields} | {"--config", "--home"}
+    switches = {name for name, field in Settings.model_fields.items() if isinstance(field.default, bool)}
+    known |= {flag_of(f"no_{name}") for name in switches}
     assert set(re.findall(r"`(--[a-z-]+)", README)) <= known

@@ -40,7 +40,7 @@ def model(oracle, tmp_path_factory):
 def searched(model, params: SamplingParams, *, num_blocks=64, backend="torch", **limits) -> list[list]:
     """The updates of each prompt's answers, best first, all prompts at once."""
     config = SchedulerConfig(
-        **{"max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 64, **limits},
+        **{"max_num_seqs": 18, "max_num_batched_tokens": 64, "max_model_len": 64, **limits},
         eos_token_ids=frozenset({EOS}),
     )
     scheduler = Scheduler(config, BlockManager(num_blocks, 4))
