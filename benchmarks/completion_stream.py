@@ -31,8 +31,12 @@ class TimedAnswer:
         return [later - earlier for earlier, later in pairwise(self.arrivals)]
 
 
-async def stream_completion(client: httpx.AsyncClient, model: str, prompt: str, num_tokens: int) -> TimedAnswer:
+async def stream_completion(
+    client: httpx.AsyncClient, model: str, prompt: str, num_tokens: int, cache_salt: str | None = None
+) -> TimedAnswer:
     """Ask for exactly `num_tokens` tokens, greedily, and read them as they come.
+
+    With another `cache_salt` a prompt that was asked before is computed anew.
 
     Raises:
         RequestFailed: the server could not be reached, refused, broke off, or gave another number of tokens.
@@ -43,6 +47,7 @@ async def stream_completion(client: httpx.AsyncClient, model: str, prompt: str, 
         "max_tokens": num_tokens,
         "temperature": 0,
         "ignore_eos": True,
+        "cache_salt": cache_salt,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

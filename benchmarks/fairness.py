@@ -67,7 +67,11 @@ class Figures:
 
 
 class Clients:
-    """Both keys' clients, and prompts that never begin alike."""
+    """Both keys' clients, and prompts that never begin alike.
+
+    In the phases of a round the steady key sends the same prompts, for some have many more tokens than others of as
+    many words; each phase computes them anew.
+    """
 
     def __init__(self, url: str, prompts: dict[int, list[str]], num_steady: int, interval: float, seed: int) -> None:
         """`prompts` are taken from by their number of words; the steady key sends every `interval` seconds or so."""
@@ -87,29 +91,39 @@ class Clients:
         self._interval = interval
         self._random = random.Random(seed)
         self._model = ""
+        self._num_phases = 0
 
     async def start(self) -> None:
         """Learn the model's name and let the server do everything once."""
         models = (await self._clients["steady"].get("/v1/models")).raise_for_status()
         self._model = models.json()["data"][0]["id"]
-        await self._send("burst", NUM_LONG_WORDS, NUM_TOKENS)
-        await asyncio.gather(*(self._send("steady", NUM_WORDS, NUM_TOKENS) for _ in range(8)))
+        await self._send("burst", self.take(1, NUM_LONG_WORDS)[0], NUM_TOKENS)
+        await asyncio.gather(*(self._send("steady", prompt, NUM_TOKENS) for prompt in self.take(8)))
+
+    def take(self, count: int, num_words: int = NUM_WORDS) -> list[str]:
+        """Prompts that nobody has sent."""
+        return [self._prompts[num_words].pop() for _ in range(count)]
 
     async def close(self) -> None:
         """Close the connections."""
         for client in self._clients.values():
             await client.aclose()
 
-    async def run_phase(self, burst: Burst, on_answer: Callable[[], None]) -> Phase:
-        """One burst, the steady requests beside it, and the end of what is left of the burst."""
+    async def run_phase(self, burst: Burst, prompts: Sequence[str], on_answer: Callable[[], None]) -> Phase:
+        """One burst, the steady requests with their prompts beside it, and the end of what is left of the burst."""
         num_words = NUM_LONG_WORDS if burst == "long prompts" else NUM_WORDS
         num_requests = 0 if burst == "none" else BURST_FACTOR * self._num_steady * NUM_WORDS // num_words
         errors: list[str] = []
-        crowd = [asyncio.create_task(self._send("burst", num_words, NUM_BURST_TOKENS)) for _ in range(num_requests)]
+        crowd = [
+            asyncio.create_task(self._send("burst", prompt, NUM_BURST_TOKENS))
+            for prompt in self.take(num_requests, num_words)
+        ]
+        salt = f"phase {self._num_phases}"
+        self._num_phases += 1
         await asyncio.sleep(HEAD_START_SECONDS)
         steady = []
-        for _ in range(self._num_steady):
-            steady.append(asyncio.create_task(self._send("steady", NUM_WORDS, NUM_TOKENS)))
+        for prompt in prompts:
+            steady.append(asyncio.create_task(self._send("steady", prompt, NUM_TOKENS, salt)))
             # Steps are nearly as long as each other: requests at a constant rate could all meet the same part of one.
             await asyncio.sleep(self._interval * self._random.uniform(0.5, 1.5))
         first_tokens = []
@@ -131,10 +145,10 @@ class Clients:
         await asyncio.sleep(HEAD_START_SECONDS)  # the server ends what nobody waits for
         return Phase(burst, tuple(first_tokens), num_requests, len(left), tuple(errors))
 
-    async def _send(self, name: str, num_words: int, num_tokens: int) -> float:
+    async def _send(self, name: str, prompt: str, num_tokens: int, salt: str | None = None) -> float:
         """Seconds to the first token of one answer. Raises RequestFailed."""
-        prompt = self._prompts[num_words].pop()
-        return (await stream_completion(self._clients[name], self._model, prompt, num_tokens)).first_token_seconds
+        answer = await stream_completion(self._clients[name], self._model, prompt, num_tokens, salt)
+        return answer.first_token_seconds
 
 
 def figures_of(phases: Sequence[Phase]) -> list[Figures]:
@@ -155,7 +169,7 @@ def figures_of(phases: Sequence[Phase]) -> list[Figures]:
 async def measure(url: str, options: argparse.Namespace, progress: Progress) -> list[Phase]:
     """All phases of all rounds, in turns."""
     num_long = options.rounds * BURST_FACTOR * options.requests * NUM_WORDS // NUM_LONG_WORDS
-    num_short = options.rounds * options.requests * (BURST_FACTOR + len(options.bursts))
+    num_short = options.rounds * options.requests * (BURST_FACTOR + 1)
     prompts = {
         NUM_WORDS: make_prompts(num_short + 8, NUM_WORDS, options.seed),
         NUM_LONG_WORDS: make_prompts(num_long + 1, NUM_LONG_WORDS, options.seed),
@@ -166,9 +180,10 @@ async def measure(url: str, options: argparse.Namespace, progress: Progress) -> 
     try:
         await clients.start()
         for number in range(1, options.rounds + 1):
+            prompts_of_round = clients.take(options.requests)
             for burst in options.bursts:
                 progress.update(task, description=f"round {number} of {options.rounds}, burst: {burst}")
-                phases.append(await clients.run_phase(burst, lambda: progress.advance(task)))
+                phases.append(await clients.run_phase(burst, prompts_of_round, lambda: progress.advance(task)))
     finally:
         await clients.close()
     return phases

@@ -30,6 +30,7 @@ class TenantShares:
         self._by_service: list[tuple[float, str]] = []  # a heap; the numbers may lag behind, and tenants be inactive
         self._in_heap: set[str] = set()  # each once
         self._num_unfinished: dict[str, int] = {}
+        self._num_requests = 0  # unfinished ones, of all tenants
         self._num_running: dict[str, int] = {}
         self._max_counters = _FEW  # beyond which those that are not needed are forgotten
 
@@ -42,6 +43,17 @@ class TenantShares:
     def are_compared(self) -> bool:
         """Whether there is more than one counter: a single one decides nothing, charged or not."""
         return len(self._service) > 1
+
+    @property
+    def only_tenant(self) -> str | None:
+        """The one with unfinished requests, if it is alone."""
+        return next(iter(self._num_unfinished)) if len(self._num_unfinished) == 1 else None
+
+    @property
+    def are_uneven(self) -> bool:
+        """Some tenant has at most half as many unfinished requests as the tenants have on average."""
+        num_active = len(self._num_unfinished)
+        return num_active > 1 and 2 * num_active * min(self._num_unfinished.values()) <= self._num_requests
 
     def num_running(self, tenant: str) -> int:
         """Running sequences of a tenant."""
@@ -64,10 +76,12 @@ class TenantShares:
                 self._in_heap.add(tenant)
                 heappush(self._by_service, (self._service[tenant], tenant))
         self._num_unfinished[tenant] = self._num_unfinished.get(tenant, 0) + 1
+        self._num_requests += 1
 
     def leave(self, tenant: str) -> None:
         """Count one unfinished request less."""
         _count_down(self._num_unfinished, tenant)
+        self._num_requests -= 1
         if not self._num_unfinished:
             self._service.clear()
             self._by_service.clear()
@@ -109,6 +123,7 @@ class TenantShares:
             AssertionError: saying what does not agree.
         """
         assert self._num_unfinished == Counter(unfinished), "unfinished requests of tenants are miscounted"
+        assert self._num_requests == sum(self._num_unfinished.values()), "the sum of unfinished requests is wrong"
         assert self._num_running == Counter(running), "running sequences of tenants are miscounted"
         assert self._num_unfinished.keys() <= self._service.keys(), "an active tenant has no counter"
         assert self._num_unfinished or not self._service, "counters are left and no tenant is active"

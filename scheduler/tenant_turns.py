@@ -32,14 +32,16 @@ class TenantTurns:
         """Read from `queues` who is there, and what each has had."""
         self._max_prompt_tokens = config.long_prefill_token_threshold * 3 // 4
         self._queues = queues
-        self._last_uneven = float("-inf")  # the last time at which a tenant that ran little had a prompt to compute
+        self._last_uneven = float("-inf")  # the last time at which tenants had much and little to do, or took over
+        self._last_alone: str | None = None  # the tenant that last had the engine to itself
         self._num_held_steps = 0
 
     def prompt_budget(self, budget: int, num_decodes: int) -> int:
         """The part of what is left of a step's budget that prompts may take beside so many decodes.
 
-        While one tenant uses the engine much more than another, all prompts together are bounded below a long one, and
-        by what the decodes take: the next step begins soon, and with it the prompt of whoever has come meanwhile.
+        While one tenant wants much more of the engine than another, or has only just taken it over from one, all
+        prompts together are bounded below a long one, and by what the decodes take: the next step begins soon, and with
+        it the prompt of whoever has come meanwhile.
         """
         if not self._max_prompt_tokens or self._queues.now - self._last_uneven > _REMEMBERED_SECONDS:
             return budget
@@ -57,12 +59,23 @@ class TenantTurns:
             decodes: running sequences with one token to compute.
             prompts: those with more, and how many.
         """
+        self._look_around()
         turn = self._turn(decodes, prompts)
         if turn is None or self._num_held_steps == _MAX_HELD_STEPS:
             self._num_held_steps = 0
             return None
         self._num_held_steps += 1
         return turn
+
+    def _look_around(self) -> None:
+        """Note whether tenants share the engine unevenly, at once or one after another."""
+        shares = self._queues.shares
+        alone = shares.only_tenant
+        takes_over = alone is not None and self._last_alone is not None and alone != self._last_alone
+        if takes_over or shares.are_uneven:
+            self._last_uneven = self._queues.now
+        if alone is not None:
+            self._last_alone = alone
 
     def _turn(self, decodes: SequenceOf[Sequence], prompts: SequenceOf[tuple[Sequence, int]]) -> Turn | None:
         queues, shares = self._queues, self._queues.shares
@@ -81,8 +94,6 @@ class TenantTurns:
             return None
         priority, service, tenant, num_prompt_tokens = min(waiting)
         share = len(queues.running) / shares.num_active
-        if shares.num_running(tenant) <= share / 2:
-            self._last_uneven = queues.now
         if shares.num_running(tenant) > share:
             return None
         above = {

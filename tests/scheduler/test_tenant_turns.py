@@ -122,3 +122,24 @@ def test_a_tenant_that_is_alone_has_whole_steps():
     engine.step()
     engine.step()
     assert [num_prompt_tokens + num_decodes for _, num_decodes, num_prompt_tokens in engine.steps] == [512, 512]
+
+
+def test_a_burst_is_kept_short_from_its_first_step_on():
+    """When it comes, nothing tells yet who will have run how much."""
+    engine = SimulatedEngine()
+    arrivals = {}
+    for number in range(12):
+        engine.now = max(engine.now, 1.0 + 0.4 * number)
+        if number == 3:
+            for _ in range(240):
+                engine.add("burst", 90, 64, engine.now)
+        arrival = 1.0 + 0.4 * number
+        arrivals[engine.add("steady", 90, 16, arrival)] = arrival
+        while engine.live and engine.now < 1.4 + 0.4 * number:
+            engine.step()
+    while "steady" in engine.live.values():
+        engine.step()
+    waits = [engine.first_tokens[name] - arrival for name, arrival in arrivals.items()]
+    alone, beside = waits[:3], waits[3:]
+    assert max(beside) < 2.5 * max(alone)
+    assert median(beside) < 2 * median(alone)
