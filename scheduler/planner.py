@@ -320,14 +320,13 @@ class Planner:
         num_blocks = Counter[str]()
         for running in queues.running:
             num_blocks[running.request.tenant] += len(running.block_table)
-        is_above = queues.is_above_share
         if num_blocks_short > 0:
             most = self._manager.num_blocks / num_active
             if num_blocks[tenant] + self._manager.num_blocks_for(sequence.num_tokens) > most:
                 return []
             least = {name: most if num_held < 2 * most else 0.0 for name, num_held in num_blocks.items()}
         else:
-            least = {name: 0.0 if is_above(name) else float("inf") for name in num_blocks}
+            least = {name: 0.0 if queues.is_above_share(name) else float("inf") for name in num_blocks}
         return [
             s
             for s in queues.running

@@ -1,4 +1,4 @@
-"""Who gives way when room runs out, who goes first, and what a preemption costs. Pure functions; they change nothing.
+"""Who gives way when room runs out, who goes first, and what a preemption costs. Moves no sequence and frees no block.
 
 The rules: the lowest class gives way first, inside it whoever loses the least work; nobody for ever; for the sake of
 priority only those of a lower class, for the sake of fairness only those of a tenant above its share.
