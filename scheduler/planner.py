@@ -87,21 +87,19 @@ class Planner:
     def _plan_turn(
         self, turn: Turn, decodes: list[Sequence], prompts: list[tuple[Sequence, int]], plan: StepPlan
     ) -> bool:
-        """Let those go on that are not held back, and one tenant's prompts. Returns whether any of these could."""
+        """Let those go on that are not held back, and one tenant's prompts, which may take all of the budget.
+
+        Returns:
+            Whether any of these prompts could.
+        """
         going_on = [s for s in decodes if s not in turn.held_back]
         self._plan_decodes(going_on, plan)
-        budget = plan.budget
-        plan.budget = self._turns.prompt_budget(budget, len(going_on))
-        num_left_out = budget - plan.budget
         self._favoured = turn.tenant
         self._plan_prompts([prompt for prompt in prompts if prompt[0].request.tenant == turn.tenant], plan)
         self._favoured = None
         decoding = frozenset(going_on)
         prompting = (s for s in self._queues.running if s.request.tenant == turn.tenant and s not in decoding)
-        is_served = any(plan.num_tokens_of(s) for s in prompting)
-        if not is_served:
-            plan.budget += num_left_out
-        return is_served
+        return any(plan.num_tokens_of(s) for s in prompting)
 
     def _plan_decodes(self, decodes: list[Sequence], plan: StepPlan) -> None:
         """Let sequences compute one token each. Preemption takes some out of the list meanwhile."""
