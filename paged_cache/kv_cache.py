@@ -1,7 +1,10 @@
 """The tensors of the paged KV cache, on the device and the host. The only file of this package that imports torch."""
 
+import math
+import mmap
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +30,10 @@ class KVCache:
         self.num_host_blocks = num_host_blocks
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
         # One block's keys and values lie side by side, the unit that copies and transfers move.
-        self._data = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+        self._data = _zeros(shape, getattr(torch, spec.dtype), device)
         self._scales: torch.Tensor | None = None  # [num_layers, num_blocks, 2, num_kv_heads, block_size] float32
         if spec.is_quantised:
-            self._scales = torch.zeros(shape[:-1], dtype=torch.float32, device=device)
+            self._scales = _zeros(shape[:-1], torch.float32, device)
         self.layers = [self._layer(index) for index in range(spec.num_layers)]
         # All that moves: one tensor, or two where there are scales.
         self._words = [_as_words(data) for data in (self._data, self._scales) if data is not None]
@@ -100,6 +103,21 @@ class KVCache:
         num_moves = max(1, MAX_COPY_BYTES // self.spec.bytes_per_block)
         for first in range(0, len(host_ids), num_moves):
             yield ids[first : first + num_moves], host_ids[first : first + num_moves].tolist()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. Those in main memory are not touched yet: writing 4 GiB of them would take a start longer than all else.
+
+    In huge pages where the system has them: blocks are read in an order that no cache of small pages holds.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _runs(block_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
