@@ -11,12 +11,25 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCE_DIR = Path("kernels/cpu")
-ENTRY_SOURCES = ("paged_attention.cpp", "model_ops.cpp", "kernel_sets.cpp")
-KERNEL_SOURCES = ("attention_tile.cpp", "linear_tile.cpp", "row_kernels.cpp")
-HEADERS = ("native.h", "paged_attention.h", "model_ops.h", "threads.h", "lanes.h")
+ENTRY_SOURCES = ("paged_attention.cpp", "model_ops.cpp", "quantized.cpp", "kernel_sets.cpp")
+KERNEL_SOURCES = ("attention_tile.cpp", "linear_tile.cpp", "row_kernels.cpp", "quantized_tile.cpp")
+HEADERS = (
+    "native.h",
+    "paged_attention.h",
+    "model_ops.h",
+    "quantized.h",
+    "quantized_tasks.h",
+    "threads.h",
+    "lanes.h",
+    "int8_dot.h",
+)
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
+# What each instruction set is compiled with, and the kernels that differ from those of the sets before it.
 X86_VARIANTS = {
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+    "avx2": (["-mavx2", "-mfma", "-mf16c"], KERNEL_SOURCES),
+    "avx512": (_AVX512, KERNEL_SOURCES),
+    "avx512_vnni": ([*_AVX512, "-mavx512vnni"], ("quantized_tile.cpp",)),
+    "avx512_bf16": ([*_AVX512, "-mavx512bf16"], ("attention_tile.cpp",)),
 }
 
 
@@ -33,12 +46,12 @@ class BuildNativeLibrary(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Compile and link `ext`. A failure is reported and passed over, as the extension is optional."""
         is_x86 = platform.machine() in ("x86_64", "AMD64")
-        # Every kernel includes all of lanes.h, and needs some of it.
-        flags = ["-std=c++17", "-O3", "-Wno-unused-function"]
+        # Every kernel includes all of lanes.h, and needs some of it; some compilers' own intrinsics warn of the other.
+        flags = ["-std=c++17", "-O3", "-Wno-unused-function", "-Wno-maybe-uninitialized"]
         variants = ["-DOCTAVO_X86_VARIANTS"] if is_x86 else []
         objects = self._compile(ENTRY_SOURCES, "entry", [*flags, "-fopenmp", *variants])
-        for name, isa_flags in {"generic": [], **(X86_VARIANTS if is_x86 else {})}.items():
-            objects += self._compile(KERNEL_SOURCES, name, [*flags, f"-DOCTAVO_ISA={name}", *isa_flags])
+        for name, (isa_flags, sources) in {"generic": ([], KERNEL_SOURCES), **(X86_VARIANTS if is_x86 else {})}.items():
+            objects += self._compile(sources, name, [*flags, f"-DOCTAVO_ISA={name}", *isa_flags])
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(objects, str(library), target_lang="c++")

@@ -2,23 +2,36 @@
 #include "model_ops.h"
 #include "native.h"
 #include "paged_attention.h"
+#include "quantized.h"
 
 namespace octavo {
 
 const KernelSet* kernel_set(int32_t instruction_set) {
+  static const KernelSet generic_set = {&generic::kTileKernel, &generic::kLinearKernel, &generic::kRowKernels,
+                                        &generic::kQuantizedKernel};
 #if defined(OCTAVO_X86_VARIANTS)
-  static const KernelSet avx512_set = {&avx512::kTileKernel, &avx512::kLinearKernel, &avx512::kRowKernels};
-  static const KernelSet avx2_set = {&avx2::kTileKernel, &avx2::kLinearKernel, &avx2::kRowKernels};
+  static const KernelSet avx2_set = {&avx2::kTileKernel, &avx2::kLinearKernel, &avx2::kRowKernels,
+                                     &avx2::kQuantizedKernel};
+  static const KernelSet avx512_set = {&avx512::kTileKernel, &avx512::kLinearKernel, &avx512::kRowKernels,
+                                       &avx512::kQuantizedKernel};
+  static const KernelSet avx512_vnni_set = {&avx512::kTileKernel, &avx512::kLinearKernel, &avx512::kRowKernels,
+                                            &avx512_vnni::kQuantizedKernel};
+  static const KernelSet avx512_bf16_set = {&avx512_bf16::kTileKernel, &avx512::kLinearKernel, &avx512::kRowKernels,
+                                            &avx512_vnni::kQuantizedKernel};
   __builtin_cpu_init();
-  if (instruction_set == kAvx512) {
-    const bool supported = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    return supported ? &avx512_set : nullptr;
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
+  switch (instruction_set) {
+    case kAvx512BF16: return has_vnni && __builtin_cpu_supports("avx512bf16") ? &avx512_bf16_set : nullptr;
+    case kAvx512Vnni: return has_vnni ? &avx512_vnni_set : nullptr;
+    case kAvx512: return has_avx512 ? &avx512_set : nullptr;
+    case kAvx2: {
+      const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+      return has_avx2 && __builtin_cpu_supports("f16c") ? &avx2_set : nullptr;
+    }
   }
-  if (instruction_set == kAvx2)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2_set : nullptr;
 #endif
-  static const KernelSet generic_set = {&generic::kTileKernel, &generic::kLinearKernel, &generic::kRowKernels};
   return instruction_set == kGeneric ? &generic_set : nullptr;
 }
 

@@ -9,18 +9,21 @@ namespace octavo {
 
 enum ElementType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-enum InstructionSet : int32_t { kGeneric = 0, kAvx2 = 1, kAvx512 = 2 };
+// kAvx512Vnni adds int8 dot products to kAvx512, kAvx512BF16 those of bfloat16 to that.
+enum InstructionSet : int32_t { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Vnni = 3, kAvx512BF16 = 4 };
 
 enum Status : int32_t { kOk = 0, kBadBlockId = 1, kBadSlot = 2, kBadRow = 3, kOutOfMemory = 4, kUnsupported = 5 };
 
 struct TileKernel;    // paged_attention.h
 struct LinearKernel;  // model_ops.h
 struct RowKernels;    // model_ops.h
+struct QuantizedKernel;  // quantized.h
 
 struct KernelSet {
   const TileKernel* attention;
   const LinearKernel* linear;
   const RowKernels* rows;
+  const QuantizedKernel* quantized;
 };
 
 // The kernels of an instruction set, or null where the processor or the build lacks it.

@@ -15,7 +15,7 @@ LIBRARY_PATH = Path(__file__).parent / "_paged_attention.so"
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-INSTRUCTION_SETS = {"avx512": 2, "avx2": 1, "generic": 0}  # best first
+INSTRUCTION_SETS = {"avx512_bf16": 4, "avx512_vnni": 3, "avx512": 2, "avx2": 1, "generic": 0}  # best first
 
 OUT_OF_MEMORY = 4
 STATUS_MESSAGES = {
@@ -130,6 +130,38 @@ class SoftCapArgs(ctypes.Structure):
     )
 
 
+class QuantizedWeightArgs(ctypes.Structure):
+    """Mirrors `octavo::QuantizedWeight` of quantized.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "codes", "scales", "minimums", "bias"),
+        *_fields(ctypes.c_int64, "num_outputs", "in_features", "group_size"),
+    )
+
+
+class QuantizedLinearArgs(ctypes.Structure):
+    """Mirrors `octavo::QuantizedLinearArgs` of quantized.h."""
+
+    _fields_ = (
+        ("weight", QuantizedWeightArgs),
+        *_fields(ctypes.c_void_p, "inputs", "out"),
+        *_fields(ctypes.c_int64, "num_rows", "input_stride"),
+        *_fields(ctypes.c_int32, "instruction_set", "num_threads"),
+    )
+
+
+class EmbedArgs(ctypes.Structure):
+    """Mirrors `octavo::EmbedArgs` of quantized.h."""
+
+    _fields_ = (
+        ("weight", QuantizedWeightArgs),
+        *_fields(ctypes.c_void_p, "ids", "out"),
+        *_fields(ctypes.c_int64, "num_rows"),
+        *_fields(ctypes.c_float, "factor"),
+        *_fields(ctypes.c_int32, "instruction_set", "num_threads"),
+    )
+
+
 _FUNCTIONS = {
     "octavo_attend": AttendArgs,
     "octavo_write_kv": WriteKVArgs,
@@ -139,6 +171,8 @@ _FUNCTIONS = {
     "octavo_gate": GateArgs,
     "octavo_rotary_angles": RotaryAnglesArgs,
     "octavo_soft_cap": SoftCapArgs,
+    "octavo_quantized_linear": QuantizedLinearArgs,
+    "octavo_embed": EmbedArgs,
 }
 
 

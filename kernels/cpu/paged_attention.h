@@ -66,5 +66,6 @@ inline int64_t tokens_per_tile(const AttendArgs& args) {
 namespace generic { extern const TileKernel kTileKernel; }
 namespace avx2 { extern const TileKernel kTileKernel; }
 namespace avx512 { extern const TileKernel kTileKernel; }
+namespace avx512_bf16 { extern const TileKernel kTileKernel; }
 
 }  // namespace octavo

@@ -11,8 +11,11 @@ import torch
 from kernels.cpu.native_library import (
     ACTIVATIONS,
     INSTRUCTION_SETS,
+    EmbedArgs,
     GateArgs,
     LinearArgs,
+    QuantizedLinearArgs,
+    QuantizedWeightArgs,
     RmsNormArgs,
     RotaryAnglesArgs,
     SoftCapArgs,
@@ -22,6 +25,7 @@ from kernels.cpu.native_library import (
     select_instruction_set,
 )
 from kernels.model_ops.ops import Activation
+from kernels.quantized_weight import QuantizedWeight
 from kernels.sampling.sampling_batch import SamplingBatch
 from kernels.sampling.torch_sampler import sample
 
@@ -48,13 +52,17 @@ class NativeOps:
         self.instruction_set = select_instruction_set(self._library, instruction_set)
         self._instruction_set_code = INSTRUCTION_SETS[self.instruction_set]
 
-    def linear(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Inputs weight^T + bias, rounded once.
+    def linear(
+        self, inputs: torch.Tensor, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Inputs weight^T + bias, rounded once. Float32 inputs of a quantised weight are rounded to int8 in its groups.
 
         Raises:
             ValueError: a dtype that the library does not take.
         """
         inputs = inputs if inputs.stride(1) == 1 else inputs.contiguous()
+        if isinstance(weight, QuantizedWeight):
+            return self._quantized_linear(inputs, weight, bias)
         num_rows, in_features = inputs.shape
         assert weight.shape[1] == in_features and weight.dtype == inputs.dtype
         assert bias is None or (bias.shape == weight.shape[:1] and bias.dtype == inputs.dtype)
@@ -73,6 +81,51 @@ class NativeOps:
             num_threads=torch.get_num_threads(),
         )
         check_status(self._library.octavo_linear(ctypes.byref(args)))
+        return out
+
+    def _quantized_linear(
+        self, inputs: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert inputs.dtype == torch.float32 and inputs.shape[1] == weight.in_features
+        out = torch.empty((inputs.shape[0], weight.out_features))
+        args = QuantizedLinearArgs(
+            weight=quantized_weight_args(weight, bias),
+            inputs=inputs.data_ptr(),
+            out=out.data_ptr(),
+            num_rows=inputs.shape[0],
+            input_stride=inputs.stride(0),
+            instruction_set=self._instruction_set_code,
+            num_threads=torch.get_num_threads(),
+        )
+        check_status(self._library.octavo_quantized_linear(ctypes.byref(args)))
+        return out
+
+    def embed(self, ids: torch.Tensor, weight: QuantizedWeight, factor: float = 1.0) -> torch.Tensor:
+        """The rows of a token embedding times `factor`.
+
+        Args:
+            ids: [num_tokens] int64.
+            weight: [vocab_size, hidden_size].
+            factor: multiplies every value.
+
+        Returns:
+            [num_tokens, hidden_size] float32.
+
+        Raises:
+            ValueError: an id is not below vocab_size.
+        """
+        assert ids.dtype == torch.int64
+        out = torch.empty((ids.shape[0], weight.in_features))
+        args = EmbedArgs(
+            weight=quantized_weight_args(weight, None),
+            ids=_pointer(ids),
+            out=out.data_ptr(),
+            num_rows=ids.shape[0],
+            factor=factor,
+            instruction_set=self._instruction_set_code,
+            num_threads=torch.get_num_threads(),
+        )
+        check_status(self._library.octavo_embed(ctypes.byref(args)))
         return out
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -172,6 +225,20 @@ class NativeOps:
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Choose one token for each row."""
         return sample(logits, batch)
+
+
+def quantized_weight_args(weight: QuantizedWeight, bias: torch.Tensor | None) -> QuantizedWeightArgs:
+    """Where a weight and its bias lie; both must outlive what is returned."""
+    assert bias is None or (bias.shape == (weight.out_features,) and bias.dtype == torch.float32)
+    return QuantizedWeightArgs(
+        codes=_pointer(weight.codes),
+        scales=_pointer(weight.scales),
+        minimums=None if weight.minimums is None else _pointer(weight.minimums),
+        bias=None if bias is None else _pointer(bias),
+        num_outputs=weight.out_features,
+        in_features=weight.in_features,
+        group_size=weight.group_size,
+    )
 
 
 def _pointer(x: torch.Tensor) -> int:

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from kernels.quantized_weight import QuantizedWeight
 from kernels.sampling.sampling_batch import SamplingBatch
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -20,10 +21,10 @@ class ModelOps(Protocol):
     def linear(
         self,
         inputs: torch.Tensor,  # [num_tokens, in_features]
-        weight: torch.Tensor,  # [out_features, in_features]
+        weight: torch.Tensor | QuantizedWeight,  # [out_features, in_features]
         bias: torch.Tensor | None,  # [out_features]
     ) -> torch.Tensor:  # [num_tokens, out_features]
-        """Inputs weight^T + bias."""
+        """Inputs weight^T + bias. Only the native operations take a quantised weight."""
         ...
 
     def rms_norm(

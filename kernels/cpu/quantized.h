@@ -1,0 +1,66 @@
+// The types of products with quantised weights: between their entry points (quantized.cpp), their kernels
+// (quantized_tile.cpp, compiled once per instruction set) and Python (native_library.py mirrors the argument structs).
+// The layout of a weight is that of kernels/quantized_weight.py. A row's result depends on that row alone, bit for bit.
+#pragma once
+
+#include <cstdint>
+
+#include "native.h"
+
+namespace octavo {
+
+constexpr int64_t kPanel = 16;  // outputs that lie side by side
+
+// Rows of inputs, rounded to int8 in groups.
+struct QuantizedRows {
+  int8_t* codes;     // [num_rows, in_features], -127 to 127
+  float* scales;     // [num_rows, num_groups], max|x| / 127
+  float* sums;       // [num_rows, num_groups], scale * sum of the codes
+  int32_t* offsets;  // [num_rows, num_groups], -128 * sum of the codes
+};
+
+struct QuantizedWeight {
+  const uint8_t* codes;      // [num_panels, num_groups, group_size * 16 * bits / 8]
+  const uint16_t* scales;    // [num_panels, num_groups, 16] float16
+  const uint16_t* minimums;  // the same of a 4-bit weight; null of an 8-bit one
+  const float* bias;         // [num_outputs], or null
+  int64_t num_outputs, in_features, group_size;
+};
+
+struct QuantizedLinearArgs {
+  QuantizedWeight weight;
+  const float* inputs;  // [num_rows, in_features], in_features contiguous
+  float* out;           // [num_rows, num_outputs], contiguous
+  int64_t num_rows, input_stride;
+  int32_t instruction_set, num_threads;
+};
+
+struct EmbedArgs {
+  QuantizedWeight weight;
+  const int64_t* ids;  // [num_rows]
+  float* out;          // [num_rows, in_features], contiguous
+  int64_t num_rows;
+  float factor;  // multiplies every value
+  int32_t instruction_set, num_threads;
+};
+
+// Rows and panels of a product that one thread computes at once.
+struct PanelTask {
+  int64_t first_row, num_rows, first_panel, num_panels;
+};
+
+struct QuantizedKernel {
+  // Quantises `row` of the inputs, size = in_features, into row `row` of `rows`.
+  void (*quantize_row)(const float* inputs, int64_t in_features, int64_t group_size, const QuantizedRows& rows,
+                       int64_t row);
+  void (*multiply)(const QuantizedWeight& weight, const QuantizedRows& rows, const PanelTask& task, float* out);
+  // The values of one output's weights times `factor`, [in_features].
+  void (*read_output)(const QuantizedWeight& weight, int64_t output, float factor, float* values);
+};
+
+namespace generic { extern const QuantizedKernel kQuantizedKernel; }
+namespace avx2 { extern const QuantizedKernel kQuantizedKernel; }
+namespace avx512 { extern const QuantizedKernel kQuantizedKernel; }
+namespace avx512_vnni { extern const QuantizedKernel kQuantizedKernel; }
+
+}  // namespace octavo

@@ -1,0 +1,45 @@
+// How a product with a quantised weight is cut into tasks, and where its quantised rows lie in scratch. Included by
+// entry points alone, which are compiled once. Knows no arithmetic.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "quantized.h"
+
+namespace octavo {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The tasks of one product. Row tiles of the same panels follow one another: the panels stay in the cache between them.
+struct PanelTasks {
+  static constexpr int64_t kRowsPerTask = 96;    // whole register tiles of 6 and of 2 rows
+  static constexpr int64_t kMostPanels = 8;      // at once; of 1,536 inputs in 4 bits: 120 KiB
+  static constexpr int64_t kTasksPerThread = 6;  // enough for threads that others hold up to be helped out
+
+  int64_t num_rows, num_panels, row_tiles, step, count;
+
+  PanelTasks(const QuantizedWeight& weight, int64_t rows, int64_t num_threads)
+      : num_rows(rows), num_panels(ceil_div(weight.num_outputs, kPanel)), row_tiles(ceil_div(rows, kRowsPerTask)) {
+    const int64_t wanted = ceil_div(kTasksPerThread * num_threads, std::max<int64_t>(1, row_tiles));
+    step = std::clamp<int64_t>(num_panels / wanted / 2 * 2, 2, kMostPanels);
+    count = row_tiles * ceil_div(num_panels, step);
+  }
+
+  PanelTask operator[](int64_t i) const {
+    const int64_t row = i % row_tiles * kRowsPerTask, panel = i / row_tiles * step;
+    return {row, std::min(kRowsPerTask, num_rows - row), panel, std::min(step, num_panels - panel)};
+  }
+};
+
+inline int64_t quantized_rows_floats(int64_t num_rows, int64_t in_features, int64_t group_size) {
+  return num_rows * (ceil_div(in_features, 4) + 3 * (in_features / group_size));
+}
+
+inline QuantizedRows quantized_rows(float* base, int64_t num_rows, int64_t in_features, int64_t group_size) {
+  const int64_t num_places = num_rows * (in_features / group_size);
+  return {reinterpret_cast<int8_t*>(base + 3 * num_places), base, base + num_places,
+          reinterpret_cast<int32_t*>(base + 2 * num_places)};
+}
+
+}  // namespace octavo

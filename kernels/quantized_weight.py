@@ -1,0 +1,113 @@
+"""A weight as 4- or 8-bit codes in groups along its inputs, laid out for products of many rows at once.
+
+Owns the layout and its plain torch meaning; the native kernels read it, loaders fill it. Knows no files and no model.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+PANEL = 16  # outputs that lie side by side: the lanes of a 512-bit vector of int32
+STEP = 4  # consecutive inputs of one output that a dot-product instruction takes at once
+GROUP_SIZE = 32  # inputs that share a scale in the blocks of GGUF files
+CODE_CENTRE = 128  # the 8-bit code of zero
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """Weight of a linear layer, [out_features, in_features]: value = scale * code + minimum.
+
+    A 4-bit weight has a minimum for each group; an 8-bit one has codes around CODE_CENTRE, so that its minimum is
+    -CODE_CENTRE * scale. Panel p holds the outputs from p * PANEL on; what lies past the last output counts as zero.
+
+    Attributes:
+        codes: [num_panels, num_groups, group_size * PANEL * bits / 8] uint8, contiguous. Of 8 bits, byte
+            (s * PANEL + o) * STEP + i of a panel's group is input s * STEP + i of the group and output o of the panel.
+            Of 4 bits, byte (s * PANEL + o) * STEP + i holds steps 2 s (low half) and 2 s + 1 (high half).
+        scales: [num_panels, num_groups, PANEL] float16, contiguous.
+        minimums: the same of a 4-bit weight; None of an 8-bit one.
+        out_features: rows of the weight.
+        group_size: inputs that share a scale, a multiple of 2 * STEP that divides in_features.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor | None
+    out_features: int
+    group_size: int
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 8 if self.minimums is None else 4
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weight."""
+        return self.scales.shape[1] * self.group_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a product reads."""
+        parts = (self.codes, self.scales) if self.minimums is None else (self.codes, self.scales, self.minimums)
+        return sum(part.nbytes for part in parts)
+
+    def dequantize(self) -> torch.Tensor:  # [out_features, in_features] float32
+        """The values that the codes stand for."""
+        num_panels, num_groups, _ = self.scales.shape
+        steps = self.codes.view(num_panels, num_groups, -1, PANEL, STEP)
+        if self.bits == 4:
+            steps = torch.stack((steps & 15, steps >> 4), dim=3).flatten(2, 3)
+        codes = steps.permute(0, 3, 1, 2, 4).reshape(num_panels, PANEL, num_groups, self.group_size).float()
+        scales = self.scales.float().transpose(1, 2)[..., None]  # [num_panels, PANEL, num_groups, 1]
+        if self.minimums is None:
+            values = (codes - CODE_CENTRE) * scales
+        else:
+            values = codes * scales + self.minimums.float().transpose(1, 2)[..., None]
+        return values.reshape(num_panels * PANEL, self.in_features)[: self.out_features]
+
+
+def pack(
+    codes: torch.Tensor,  # [out_features, in_features] uint8
+    scales: torch.Tensor,  # [out_features, num_groups]
+    minimums: torch.Tensor | None,  # [out_features, num_groups]; None = 8-bit codes around CODE_CENTRE
+) -> QuantizedWeight:
+    """Lay codes out in panels. With minimums the codes must be below 16."""
+    out_features, in_features = codes.shape
+    num_groups = scales.shape[1]
+    group_size = in_features // num_groups
+    assert group_size * num_groups == in_features and group_size % (2 * STEP) == 0, "groups are whole pairs of steps"
+    padding = -out_features % PANEL
+    panels = torch.nn.functional.pad(codes, (0, 0, 0, padding)).view(-1, PANEL, num_groups, group_size // STEP, STEP)
+    steps = panels.permute(0, 2, 3, 1, 4)  # [num_panels, num_groups, group_size / STEP, PANEL, STEP]
+    if minimums is not None:
+        steps = steps[:, :, 0::2] | (steps[:, :, 1::2] << 4)
+
+    def by_panel(x: torch.Tensor) -> torch.Tensor:
+        padded = torch.nn.functional.pad(x.half(), (0, 0, 0, padding))
+        return padded.view(-1, PANEL, num_groups).transpose(1, 2).contiguous()
+
+    return QuantizedWeight(
+        codes=steps.contiguous().view(len(panels), num_groups, -1),
+        scales=by_panel(scales),
+        minimums=None if minimums is None else by_panel(minimums),
+        out_features=out_features,
+        group_size=group_size,
+    )
+
+
+def quantize(weight: torch.Tensor, group_size: int = GROUP_SIZE) -> QuantizedWeight:
+    """Round a weight to 8-bit codes, symmetric around zero in each group.
+
+    The scale is max|w| / 127 as float16 has it, and codes are relative to that rounded scale. A weight that is already
+    of that form, as GGUF's Q8_0 blocks are, keeps its values.
+
+    Args:
+        weight: [out_features, in_features], of any floating dtype.
+        group_size: inputs that share a scale; in_features = one scale per output channel.
+    """
+    groups = weight.float().unflatten(1, (-1, group_size))  # [out_features, num_groups, group_size]
+    scales = (groups.abs().amax(dim=-1) / 127.0).half()
+    divisors = scales.float()[..., None]
+    codes = torch.where(divisors > 0, groups / divisors, 0.0).round().clamp(-127, 127)
+    return pack((codes + CODE_CENTRE).to(torch.uint8).flatten(1), scales, None)
