@@ -97,17 +97,24 @@ def pack(
 
 
 def quantize(weight: torch.Tensor, group_size: int = GROUP_SIZE) -> QuantizedWeight:
-    """Round a weight to 8-bit codes, symmetric around zero in each group.
+    """Round a weight to 8-bit codes; see `round_to_codes`."""
+    return pack(*round_to_codes(weight, group_size), None)
 
-    The scale is max|w| / 127 as float16 has it, and codes are relative to that rounded scale. A weight that is already
-    of that form, as GGUF's Q8_0 blocks are, keeps its values.
+
+def round_to_codes(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round to 8-bit codes, symmetric around zero in each group.
+
+    The scale is max|w| / 127 as float16 has it, and codes are relative to that rounded scale.
 
     Args:
         weight: [out_features, in_features], of any floating dtype.
         group_size: inputs that share a scale; in_features = one scale per output channel.
+
+    Returns:
+        Codes around CODE_CENTRE, [out_features, in_features] uint8, and scales, [out_features, num_groups] float16.
     """
     groups = weight.float().unflatten(1, (-1, group_size))  # [out_features, num_groups, group_size]
     scales = (groups.abs().amax(dim=-1) / 127.0).half()
     divisors = scales.float()[..., None]
     codes = torch.where(divisors > 0, groups / divisors, 0.0).round().clamp(-127, 127)
-    return pack((codes + CODE_CENTRE).to(torch.uint8).flatten(1), scales, None)
+    return (codes + CODE_CENTRE).to(torch.uint8).flatten(1), scales

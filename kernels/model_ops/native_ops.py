@@ -25,6 +25,7 @@ from kernels.cpu.native_library import (
     select_instruction_set,
 )
 from kernels.model_ops.ops import Activation
+from kernels.model_ops.torch_ops import embed_rows
 from kernels.quantized_weight import QuantizedWeight
 from kernels.sampling.sampling_batch import SamplingBatch
 from kernels.sampling.torch_sampler import sample
@@ -100,8 +101,8 @@ class NativeOps:
         check_status(self._library.octavo_quantized_linear(ctypes.byref(args)))
         return out
 
-    def embed(self, ids: torch.Tensor, weight: QuantizedWeight, factor: float = 1.0) -> torch.Tensor:
-        """The rows of a token embedding times `factor`.
+    def embed(self, ids: torch.Tensor, weight: torch.Tensor | QuantizedWeight, factor: float = 1.0) -> torch.Tensor:
+        """Rows of a token embedding times `factor`.
 
         Args:
             ids: [num_tokens] int64.
@@ -109,11 +110,13 @@ class NativeOps:
             factor: multiplies every value.
 
         Returns:
-            [num_tokens, hidden_size] float32.
+            [num_tokens, hidden_size], of a quantised weight in float32.
 
         Raises:
             ValueError: an id is not below vocab_size.
         """
+        if not isinstance(weight, QuantizedWeight):
+            return embed_rows(ids, weight, factor)
         assert ids.dtype == torch.int64
         out = torch.empty((ids.shape[0], weight.in_features))
         args = EmbedArgs(

@@ -27,6 +27,15 @@ class ModelOps(Protocol):
         """Inputs weight^T + bias. Only the native operations take a quantised weight."""
         ...
 
+    def embed(
+        self,
+        ids: torch.Tensor,  # [num_tokens] int64
+        weight: torch.Tensor | QuantizedWeight,  # [vocab_size, hidden_size]
+        factor: float = 1.0,  # multiplies every value
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """Rows of a token embedding. Only the native operations take a quantised weight."""
+        ...
+
     def rms_norm(
         self,
         inputs: torch.Tensor,  # [num_tokens, hidden_size]

@@ -17,6 +17,10 @@ class TorchOps:
         """Inputs weight^T + bias."""
         return functional.linear(inputs, weight, bias)
 
+    def embed(self, ids: torch.Tensor, weight: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """Rows of a token embedding times `factor`."""
+        return embed_rows(ids, weight, factor)
+
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """X / sqrt(mean(x^2) + eps) * weight."""
         return functional.rms_norm(_widen(inputs), weight.shape, weight, eps).to(inputs.dtype)
@@ -49,6 +53,12 @@ class TorchOps:
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Choose one token for each row."""
         return sample(logits, batch)
+
+
+def embed_rows(ids: torch.Tensor, weight: torch.Tensor, factor: float) -> torch.Tensor:
+    """Rows of a float token embedding times `factor`, [num_tokens, hidden_size]."""
+    rows = functional.embedding(ids, weight)
+    return rows if factor == 1.0 else rows * factor
 
 
 def _widen(x: torch.Tensor) -> torch.Tensor:

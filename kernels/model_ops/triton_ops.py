@@ -5,7 +5,7 @@ import triton
 from torch.nn import functional
 
 from kernels.model_ops.ops import Activation
-from kernels.model_ops.torch_ops import TorchOps
+from kernels.model_ops.torch_ops import TorchOps, embed_rows
 from kernels.model_ops.triton_kernels import gate_kernel, linear_kernel, rms_norm_kernel, soft_cap_kernel
 from kernels.sampling.sampling_batch import SamplingBatch
 from kernels.sampling.triton_sampler import sample
@@ -43,6 +43,10 @@ class TritonOps:
         if self.batch_invariant:
             return _invariant_linear(inputs, weight, bias)
         return functional.linear(inputs, weight, bias)
+
+    def embed(self, ids: torch.Tensor, weight: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """Rows of a token embedding times `factor`."""
+        return embed_rows(ids, weight, factor)
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """X / sqrt(mean(x^2) + eps) * weight."""
