@@ -65,6 +65,11 @@ class ModelRunner:
         # The last token that each row sampled stays on the device: the next step reads it there.
         self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=model.device)
 
+    @property
+    def model(self) -> Decoder:
+        """What it runs, to be read only."""
+        return self._model
+
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Compute every row's new tokens, and sample where a row's known tokens are all computed.
 
