@@ -11,12 +11,17 @@ namespace octavo {
 
 constexpr int64_t kPanel = 16;  // outputs that lie side by side
 
-// Rows of inputs, rounded to int8 in groups.
+constexpr int64_t kRowTile = 6;  // rows of inputs that lie side by side: those that share a weight in the registers
+
+// Rows of inputs, rounded to int8 in groups. Tile t holds the n rows from row 6 t on, six but for the last tile:
+// inputs 4 s to 4 s + 3 of its row r lie at codes[6 t * in_features + 4 * (s * n + r)], and what belongs to its group g
+// at [6 t * num_groups + g * n + r].
 struct QuantizedRows {
-  int8_t* codes;     // [num_rows, in_features], -127 to 127
-  float* scales;     // [num_rows, num_groups], max|x| / 127
-  float* sums;       // [num_rows, num_groups], scale * sum of the codes
-  int32_t* offsets;  // [num_rows, num_groups], -128 * sum of the codes
+  int8_t* codes;     // -127 to 127
+  float* scales;     // max|x| / 127 of the group
+  float* sums;       // scale * sum of the codes
+  int32_t* offsets;  // -128 * sum of the codes
+  int64_t num_rows;
 };
 
 struct QuantizedWeight {
@@ -50,7 +55,7 @@ struct PanelTask {
 };
 
 struct QuantizedKernel {
-  // Quantises `row` of the inputs, size = in_features, into row `row` of `rows`.
+  // Quantises `inputs`, [in_features], into row `row` of `rows`.
   void (*quantize_row)(const float* inputs, int64_t in_features, int64_t group_size, const QuantizedRows& rows,
                        int64_t row);
   void (*multiply)(const QuantizedWeight& weight, const QuantizedRows& rows, const PanelTask& task, float* out);

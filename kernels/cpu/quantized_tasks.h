@@ -13,7 +13,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The tasks of one product. Row tiles of the same panels follow one another: the panels stay in the cache between them.
 struct PanelTasks {
-  static constexpr int64_t kRowsPerTask = 96;    // whole register tiles of 6 and of 2 rows
+  static constexpr int64_t kRowsPerTask = 16 * kRowTile;
   static constexpr int64_t kMostPanels = 8;      // at once; of 1,536 inputs in 4 bits: 120 KiB
   static constexpr int64_t kTasksPerThread = 6;  // enough for threads that others hold up to be helped out
 
@@ -39,7 +39,7 @@ inline int64_t quantized_rows_floats(int64_t num_rows, int64_t in_features, int6
 inline QuantizedRows quantized_rows(float* base, int64_t num_rows, int64_t in_features, int64_t group_size) {
   const int64_t num_places = num_rows * (in_features / group_size);
   return {reinterpret_cast<int8_t*>(base + 3 * num_places), base, base + num_places,
-          reinterpret_cast<int32_t*>(base + 2 * num_places)};
+          reinterpret_cast<int32_t*>(base + 2 * num_places), num_rows};
 }
 
 }  // namespace octavo

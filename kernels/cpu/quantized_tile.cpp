@@ -19,15 +19,26 @@ namespace {
 constexpr int kVectors = kPanel / kLanes;  // of one panel
 constexpr int64_t kStepBytes = 4 * kPanel;
 // Registers: a vector of int32 and one of float32 for each row and vector of outputs, beside the codes and scales.
-constexpr int kMaxRows = kLanes == 16 ? 6 : 2;
+constexpr int kMaxRows = kLanes == 16 ? kRowTile : 2;
 constexpr int kMaxPanels = kLanes == 16 ? 2 : 1;
 
 // ---- inputs ----
 
+// A row in its tile.
+struct RowPlace {
+  int64_t first_row, num_rows, index;  // of the tile, and the row's index in it
+
+  RowPlace(const QuantizedRows& rows, int64_t row)
+      : first_row(row / kRowTile * kRowTile), num_rows(min_of(kRowTile, rows.num_rows - first_row)),
+        index(row - first_row) {}
+};
+
 void quantize_row(const float* inputs, int64_t in_features, int64_t group_size, const QuantizedRows& rows, int64_t row) {
+  typedef int8_t CodeVec __attribute__((vector_size(kLanes)));
+  const RowPlace place(rows, row);
   const int64_t num_groups = in_features / group_size;
-  int8_t* codes = rows.codes + row * in_features;
-  for (int64_t g = 0; g < num_groups; ++g, inputs += group_size, codes += group_size) {
+  int8_t* codes = rows.codes + place.first_row * in_features + 4 * place.index;
+  for (int64_t g = 0; g < num_groups; ++g, inputs += group_size) {
     FloatVec largest = {};
     for (int64_t k = 0; k < group_size; k += kLanes) {
       const FloatVec x = k + kLanes <= group_size ? load(inputs + k) : widen_partial(inputs + k, group_size - k);
@@ -42,83 +53,91 @@ void quantize_row(const float* inputs, int64_t in_features, int64_t group_size, 
       const FloatVec shifted = x * factor + 0x1.8p23f;  // the sum's last bits are the nearest integer, ties to even
       const IntVec code = (IntVec)shifted - (IntVec)splat(0x1.8p23f);
       total += code;
-      typedef int8_t CodeVec __attribute__((vector_size(kLanes)));
       const CodeVec narrow = __builtin_convertvector(code, CodeVec);
-      memcpy(codes + k, &narrow, count);
+      int8_t lanes[kLanes];
+      memcpy(lanes, &narrow, kLanes);
+      for (int64_t i = 0; i < count; i += 4, codes += 4 * place.num_rows) memcpy(codes, lanes + i, 4);
     }
     int32_t sum = 0;
     for (int i = 0; i < kLanes; ++i) sum += total[i];
-    const int64_t place = row * num_groups + g;
-    rows.scales[place] = limit / 127.0f;
-    rows.sums[place] = limit / 127.0f * static_cast<float>(sum);
-    rows.offsets[place] = -128 * sum;
+    const int64_t group = place.first_row * num_groups + g * place.num_rows + place.index;
+    rows.scales[group] = limit / 127.0f;
+    rows.sums[group] = limit / 127.0f * static_cast<float>(sum);
+    rows.offsets[group] = -128 * sum;
   }
 }
 
 // ---- products ----
 
-// The tile of Rows rows and Panels panels whose first are `row` and `panel`.
-template <int Rows, int Panels, int Bits>
-void multiply_tile(const QuantizedWeight& weight, const QuantizedRows& rows, int64_t row, int64_t panel, float* out) {
-  constexpr int Columns = Panels * kVectors;
-  const int64_t group_size = weight.group_size, num_groups = weight.in_features / group_size;
-  const int64_t group_bytes = group_size * kPanel * Bits / 8, panel_bytes = num_groups * group_bytes;
-  const uint8_t* codes = weight.codes + panel * panel_bytes;
-  const int8_t* inputs = rows.codes + row * weight.in_features;
-  FloatVec total[Rows][Columns] = {};
-  for (int64_t g = 0; g < num_groups; ++g) {
-    const int64_t place = row * num_groups + g;  // of the first row's group
-    IntVec sum[Rows][Columns];
-    for (int r = 0; r < Rows; ++r)
-      for (int c = 0; c < Columns; ++c)
-        sum[r][c] = Bits == 8 && kKeepsCentre ? rows.offsets[place + r * num_groups] - IntVec{} : IntVec{};
-    for (int64_t b = 0; b < group_bytes; b += kStepBytes) {
-      for (int c = 0; c < Columns; ++c) {
-        const ByteVec code =
-            load_bytes(codes + c / kVectors * panel_bytes + b + c % kVectors * (kStepBytes / kVectors));
-        if constexpr (Bits == 8) {
-          for (int r = 0; r < Rows; ++r)
-            sum[r][c] = dot_of_8_bits(sum[r][c], code, splat_codes(inputs + r * weight.in_features + b / kPanel));
-        } else {
-          const ByteVec low = low_halves(code), high = high_halves(code);
-          for (int r = 0; r < Rows; ++r) {
-            const int8_t* pair = inputs + r * weight.in_features + b / kPanel * 2;
-            sum[r][c] = dot_of_4_bits(dot_of_4_bits(sum[r][c], low, splat_codes(pair)), high, splat_codes(pair + 4));
-          }
-        }
-      }
-    }
-    for (int c = 0; c < Columns; ++c) {
-      const int64_t of_group = ((panel + c / kVectors) * num_groups + g) * kPanel + c % kVectors * kLanes;
-      const FloatVec scale = widen_halves(weight.scales + of_group);
-      FloatVec minimum;
-      if constexpr (Bits == 4) minimum = widen_halves(weight.minimums + of_group);
-      for (int r = 0; r < Rows; ++r) {
-        const FloatVec product = __builtin_convertvector(sum[r][c], FloatVec) * rows.scales[place + r * num_groups];
-        total[r][c] += product * scale;
-        if constexpr (Bits == 4) total[r][c] += minimum * rows.sums[place + r * num_groups];
-      }
-    }
-    codes += group_bytes;
-    inputs += group_size;
-  }
-  for (int r = 0; r < Rows; ++r) {
-    for (int c = 0; c < Columns; ++c) {
-      const int64_t output = panel * kPanel + c * kLanes, count = weight.num_outputs - output;
-      if (count <= 0) break;
-      float* target = out + (row + r) * weight.num_outputs + output;
-      if (count >= kLanes) {
-        store(target, weight.bias ? total[r][c] + load(weight.bias + output) : total[r][c]);
-      } else {
-        for (int64_t i = 0; i < count; ++i) target[i] = total[r][c][i] + (weight.bias ? weight.bias[output + i] : 0.0f);
-      }
+template <int Columns>
+void store_row(const QuantizedWeight& weight, const FloatVec* total, int64_t output, float* out) {
+  for (int c = 0; c < Columns; ++c, output += kLanes) {
+    const int64_t count = weight.num_outputs - output;
+    if (count >= kLanes) {
+      store(out + output, weight.bias ? total[c] + load(weight.bias + output) : total[c]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) out[output + i] = total[c][i] + (weight.bias ? weight.bias[output + i] : 0.0f);
     }
   }
 }
 
+// The products of Rows rows of one tile, from `row` on, with Panels panels from `panel` on.
+template <int Rows, int Panels, int Bits>
+void multiply_tile(const QuantizedWeight& weight, const QuantizedRows& rows, int64_t row, int64_t panel, float* out) {
+  constexpr int Columns = Panels * kVectors;
+  const RowPlace place(rows, row);
+  const int64_t tile_rows = kMaxRows == kRowTile ? Rows : place.num_rows;
+  const int64_t group_size = weight.group_size, num_groups = weight.in_features / group_size;
+  const int64_t group_bytes = group_size * kPanel * Bits / 8, panel_bytes = num_groups * group_bytes;
+  const uint8_t* codes = weight.codes + panel * panel_bytes;
+  const uint16_t* scales = weight.scales + panel * num_groups * kPanel;
+  const uint16_t* minimums = weight.minimums + panel * num_groups * kPanel;
+  const int8_t* inputs = rows.codes + place.first_row * weight.in_features + 4 * place.index;
+  int64_t group = place.first_row * num_groups + place.index;  // of the first row
+  FloatVec total[Rows][Columns] = {};
+  for (int64_t g = 0; g < num_groups; ++g) {
+    IntVec sum[Rows][Columns];
+    for (int r = 0; r < Rows; ++r)
+      for (int c = 0; c < Columns; ++c)
+        sum[r][c] = Bits == 8 && kKeepsCentre ? rows.offsets[group + r] - IntVec{} : IntVec{};
+    for (int64_t b = 0; b < group_bytes; b += kStepBytes, inputs += 4 * tile_rows) {
+      for (int c = 0; c < Columns; ++c) {
+        const ByteVec code = load_bytes(codes + c / kVectors * panel_bytes + b + c % kVectors * 4 * kLanes);
+        if constexpr (Bits == 8) {
+          for (int r = 0; r < Rows; ++r) sum[r][c] = dot_of_8_bits(sum[r][c], code, splat_codes(inputs + 4 * r));
+        } else {
+          const ByteVec low = low_halves(code), high = high_halves(code);
+          for (int r = 0; r < Rows; ++r) {
+            const IntVec first = splat_codes(inputs + 4 * r), second = splat_codes(inputs + 4 * (tile_rows + r));
+            sum[r][c] = dot_of_4_bits(dot_of_4_bits(sum[r][c], low, first), high, second);
+          }
+        }
+      }
+      if constexpr (Bits == 4) inputs += 4 * tile_rows;
+    }
+    for (int c = 0; c < Columns; ++c) {
+      const int64_t of_group = c / kVectors * num_groups * kPanel + c % kVectors * kLanes;
+      const FloatVec scale = widen_halves(scales + of_group);
+      FloatVec minimum;
+      if constexpr (Bits == 4) minimum = widen_halves(minimums + of_group);
+      for (int r = 0; r < Rows; ++r) {
+        total[r][c] += __builtin_convertvector(sum[r][c], FloatVec) * rows.scales[group + r] * scale;
+        if constexpr (Bits == 4) total[r][c] += minimum * rows.sums[group + r];
+      }
+    }
+    codes += group_bytes;
+    scales += kPanel;
+    minimums += kPanel;
+    group += tile_rows;
+  }
+  for (int r = 0; r < Rows; ++r) store_row<Columns>(weight, total[r], panel * kPanel, out + (row + r) * weight.num_outputs);
+}
+
+// The task begins at a tile of rows, so that no register tile spans two of them.
 template <int Panels, int Bits>
 void multiply_rows(const QuantizedWeight& weight, const QuantizedRows& rows, const PanelTask& task, int64_t panel,
                    float* out) {
+  static_assert(kRowTile % kMaxRows == 0);
   int64_t row = task.first_row;
   const int64_t end = row + task.num_rows;
   for (; row + kMaxRows <= end; row += kMaxRows) multiply_tile<kMaxRows, Panels, Bits>(weight, rows, row, panel, out);

@@ -7,24 +7,66 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 namespace octavo {
 
-// Scratch of one thread, kept between calls: a fresh allocation of this size would fault its pages in every time.
-// Null where the memory cannot be had.
-inline float* thread_scratch(int64_t floats) {
+// Memory that is kept between uses: a fresh allocation of this size would fault its pages in every time.
+class Scratch {
+ public:
+  // At a 64-byte boundary, of arbitrary contents; null where the memory cannot be had.
+  float* floats(int64_t count) {
+    if (count > capacity_) {
+      const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
+      buffer_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+      capacity_ = buffer_ ? count : 0;
+    }
+    return buffer_.get();
+  }
+
+ private:
   struct Free {
     void operator()(float* p) const { std::free(p); }
   };
-  thread_local std::unique_ptr<float, Free> buffer;
-  thread_local int64_t capacity = 0;
-  if (floats > capacity) {
-    const size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64;
-    buffer.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    capacity = buffer ? floats : 0;
-  }
-  return buffer.get();
+  std::unique_ptr<float, Free> buffer_;
+  int64_t capacity_ = 0;
+};
+
+// Scratch of the thread that calls, for one use at a time.
+inline float* thread_scratch(int64_t floats) {
+  thread_local Scratch scratch;
+  return scratch.floats(floats);
 }
+
+// What the threads of one parallel region share: they run the same loops in the same order, and wait after each.
+class Team {
+ public:
+  Team(int num_threads, int64_t most_loops) : num_threads(num_threads), next_(most_loops) {}
+
+  // Called by every thread with the same arguments and with `loop`, the number of loops that it has run: runs body(i)
+  // for every i in [0, count), each on the next thread to be free, and returns when all are done.
+  template <typename Body>
+  void for_each(int64_t& loop, int64_t count, const Body& body) {
+    std::atomic<int64_t>& next = next_[loop++].value;
+    for (int64_t i = next++; i < count; i = next++) body(i);
+    wait();
+  }
+
+  // Returns when every thread has come here.
+  void wait() const {
+    if (num_threads > 1) {
+#pragma omp barrier
+    }
+  }
+
+  const int num_threads;
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int64_t> value{0};
+  };
+  std::vector<Counter> next_;
+};
 
 // Runs body(i) for every i in [0, count) on `num_threads` threads, which take the next index as they get free.
 template <typename Body>
