@@ -6,14 +6,14 @@ Must not know requests, sampling or file formats.
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from kernels.attention.backend import AttentionBackend
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
 from kernels.model_ops.ops import ModelOps
+from kernels.quantized_weight import QuantizedWeight
 from models.config import LayerConfig, ModelConfig
 from models.forward_batch import ForwardBatch
-from models.layers import MLP, Attention, Linear, RMSNorm, Slots, WeightSlot, frozen_parameter
+from models.layers import MLP, Attention, FusedWeight, Linear, RMSNorm, Slots, WeightSlot, frozen_parameter
 from models.rope import RotaryEmbedding
 
 
@@ -61,6 +61,10 @@ class DecoderLayer(nn.Module):
             return slots | self.mlp_output_norm.slots(f"{prefix}.post_feedforward_layernorm")
         return slots | self.mlp_norm.slots(f"{prefix}.post_attention_layernorm")
 
+    def fused_weights(self, prefix: str) -> list[FusedWeight]:
+        """All matrices of the layer."""
+        return self.attention.fused_weights(f"{prefix}.self_attn") + self.mlp.fused_weights(f"{prefix}.mlp")
+
 
 class Decoder(nn.Module):
     """A decoder-only transformer with uninitialised weights; `models.loader.load_model` fills them."""
@@ -71,13 +75,14 @@ class Decoder(nn.Module):
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.embedding = frozen_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        embedding = frozen_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.embedding: nn.Parameter | QuantizedWeight = embedding
         # Trained with the scale in the model's own precision: sqrt(640) is 25.25 in bfloat16.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.layers = nn.ModuleList(DecoderLayer(config, layer, dtype, device, ops) for layer in config.layers)
         self.ops = ops
         self.norm = _hidden_norm(config, device, ops)
-        tied = self.embedding if config.tie_word_embeddings else None
+        tied = embedding if config.tie_word_embeddings else None
         self.head = Linear(config.hidden_size, [config.vocab_size], False, dtype, device, ops, tied)
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))  # one or two
         self.rotary = [RotaryEmbedding(rope, config.head_dim, device) for rope in ropes]
@@ -90,9 +95,7 @@ class Decoder(nn.Module):
         Returns:
             The normed hidden states, [num_tokens, hidden_size].
         """
-        residual = functional.embedding(batch.input_ids, self.embedding)
-        if self.embedding_scale != 1.0:
-            residual = residual * self.embedding_scale
+        residual = self.ops.embed(batch.input_ids, self.embedding, self.embedding_scale)
         angles = [rotary.angles(batch.positions, self.ops) for rotary in self.rotary]
         delta = None
         for layer, kv_layer, rope in zip(self.layers, kv_layers, self.rope_of_layer, strict=True):
@@ -115,6 +118,7 @@ class Decoder(nn.Module):
 
     def slots(self) -> Slots:
         """Every tensor that a checkpoint of this model must hold, by its Hugging Face name."""
+        assert isinstance(self.embedding, nn.Parameter), "a quantised weight has no slots"
         slots = {"model.embed_tokens.weight": WeightSlot(tuple(self.embedding.shape), self.embedding)}
         for index, layer in enumerate(self.layers):
             slots |= layer.slots(f"model.layers.{index}")
@@ -122,6 +126,22 @@ class Decoder(nn.Module):
         if not self.config.tie_word_embeddings:
             slots |= self.head.slots("lm_head")
         return slots
+
+    def fused_weights(self) -> list[FusedWeight]:
+        """Every matrix, with what lies in it."""
+        vocabulary = (self.config.vocab_size, self.config.hidden_size)
+        weights = [FusedWeight(("model.embed_tokens.weight",), vocabulary, self._quantize_embedding_to)]
+        for index, layer in enumerate(self.layers):
+            weights += layer.fused_weights(f"model.layers.{index}")
+        if not self.config.tie_word_embeddings:
+            weights.append(self.head.fused_weight("lm_head"))
+        return weights
+
+    def _quantize_embedding_to(self, weight: QuantizedWeight) -> None:
+        del self.embedding
+        self.embedding = weight
+        if self.config.tie_word_embeddings:
+            self.head.quantize_to(weight)
 
 
 def _hidden_norm(config: ModelConfig, device: torch.device, ops: ModelOps) -> RMSNorm:

@@ -9,7 +9,9 @@ import torch
 
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
+from models.gguf_blocks import CODE_BITS, coded_rows
 from models.gguf_file import GGUFFile, can_dequantize
+from models.quantization import CodedRows
 
 _GLOBAL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LAYER_NAMES = {
@@ -68,10 +70,26 @@ class GGUFCheckpoint:
 
     def pieces(self, source_name: str) -> Iterator[tuple[int, torch.Tensor]]:
         """Dequantised float32 rows of the tensor, piece by piece, with the number of the first row of each."""
-        interleaved = self._interleaved and (".attn_q." in source_name or ".attn_k." in source_name)
         for start, values in self._file.pieces(source_name, self._head_dim):
-            rows = torch.from_numpy(values)
-            yield start, _half_rotation_order(rows, self._head_dim) if interleaved else rows
+            yield start, self._in_order(source_name, torch.from_numpy(values))
+
+    def code_bits(self, source_name: str) -> frozenset[int]:
+        """The bits of the codes that the tensor can be given in without a loss."""
+        return CODE_BITS.get(self._file.tensors[source_name].type, frozenset())
+
+    def coded_pieces(self, source_name: str, bits: int) -> Iterator[tuple[int, CodedRows]]:
+        """Codes of the tensor's rows, piece by piece, with the number of the first row of each."""
+        tensor = self._file.tensors[source_name]
+        for start, data in self._file.byte_pieces(source_name, self._head_dim):
+            rows = coded_rows(data, tensor.type, tensor.shape[1], bits)
+            minimums = None if rows.minimums is None else self._in_order(source_name, rows.minimums)
+            codes, scales = (self._in_order(source_name, part) for part in (rows.codes, rows.scales))
+            yield start, CodedRows(codes, scales, minimums)
+
+    def _in_order(self, source_name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Whole heads of the tensor's rows, or a vector, in the order that the decoder expects."""
+        is_rotated = ".attn_q." in source_name or ".attn_k." in source_name
+        return _half_rotation_order(rows, self._head_dim) if self._interleaved and is_rotated else rows
 
 
 def _half_rotation_order(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

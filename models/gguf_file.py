@@ -60,18 +60,23 @@ class GGUFFile:
         groups of that size. A vector comes in one piece.
         """
         tensor = self.tensors[name]
+        for start, data in self.byte_pieces(name, rows_multiple):
+            values = _dequantize(data, tensor.type)
+            yield start, values.reshape(-1, *tensor.shape[1:]) if len(tensor.shape) > 1 else values[0]
+
+    def byte_pieces(self, name: str, rows_multiple: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The bytes of such pieces as they lie in the file."""
+        tensor = self.tensors[name]
         data = self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
         if len(tensor.shape) < 2:
-            yield 0, _dequantize(data, tensor.type).reshape(tensor.shape)
+            yield 0, data
             return
         row_values = math.prod(tensor.shape[1:])
         num_rows = tensor.shape[0]
         row_bytes = tensor.num_bytes // num_rows
         step = max(1, _PIECE_VALUES // (row_values * rows_multiple)) * rows_multiple
         for start in range(0, num_rows, step):
-            stop = min(start + step, num_rows)
-            values = _dequantize(data[start * row_bytes : stop * row_bytes], tensor.type)
-            yield start, values.reshape(stop - start, *tensor.shape[1:])
+            yield start, data[start * row_bytes : min(start + step, num_rows) * row_bytes]
 
     def _read_header(self, cursor: "_Cursor") -> None:
         if bytes(cursor.take(4)) != b"GGUF":

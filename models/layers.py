@@ -3,7 +3,7 @@
 Every matrix product goes through `Linear`. Knows no file format; the names in slots are those of Hugging Face.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from kernels.attention.backend import AttentionBackend
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
 from kernels.model_ops.ops import ModelOps
+from kernels.quantized_weight import QuantizedWeight
 from models.config import ModelConfig
 
 
@@ -30,6 +31,15 @@ class WeightSlot:
 
 
 Slots = dict[str, WeightSlot]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeight:
+    """One matrix and the tensors of a checkpoint that lie in it end to end, by their Hugging Face names."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]  # [out_features, in_features]
+    replace: Callable[[QuantizedWeight], None]  # puts codes in the place of the floats
 
 
 def frozen_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
@@ -56,7 +66,7 @@ class Linear(nn.Module):
         rows = sum(self.out_features)
         if tied_weight is None:
             tied_weight = frozen_parameter(rows, in_features, dtype=dtype, device=device)
-        self.weight = tied_weight
+        self.weight: nn.Parameter | QuantizedWeight = tied_weight
         self.bias = frozen_parameter(rows, dtype=dtype, device=device) if bias else None  # [out]
         self.ops = ops
 
@@ -66,6 +76,7 @@ class Linear(nn.Module):
 
     def slots(self, *names: str) -> Slots:
         """The slots of the projections, by their names without `.weight` and `.bias`."""
+        assert isinstance(self.weight, nn.Parameter), "a quantised weight has no slots"
         slots: Slots = {}
         start = 0
         for name, rows in zip(names, self.out_features, strict=True):
@@ -75,6 +86,17 @@ class Linear(nn.Module):
                 slots[f"{name}.bias"] = WeightSlot((rows,), self.bias[start : start + rows])
             start += rows
         return slots
+
+    def fused_weight(self, *names: str) -> FusedWeight:
+        """The weight as one, by the names of the projections without `.weight`."""
+        assert isinstance(self.weight, nn.Parameter), "it is quantised once"
+        shape = tuple(self.weight.shape)
+        return FusedWeight(tuple(f"{name}.weight" for name in names), shape, self.quantize_to)
+
+    def quantize_to(self, weight: QuantizedWeight) -> None:
+        """Compute with `weight` from now on, and let the floats go."""
+        del self.weight
+        self.weight = weight
 
 
 class RMSNorm(nn.Module):
@@ -151,13 +173,21 @@ class Attention(nn.Module):
 
     def slots(self, prefix: str) -> Slots:
         """The slots of the projections and head norms."""
-        slots = self.qkv.slots(*(f"{prefix}.{name}_proj" for name in "qkv"))
+        slots = self.qkv.slots(*_qkv_names(prefix))
         slots |= self.output.slots(f"{prefix}.o_proj")
         if self.qk_norm is not None:
             num_q = self.head_split[0]
             slots |= self.qk_norm.slots(f"{prefix}.q_norm", slice(0, num_q))
             slots |= self.qk_norm.slots(f"{prefix}.k_norm", slice(num_q, None))
         return slots
+
+    def fused_weights(self, prefix: str) -> list[FusedWeight]:
+        """The two matrices."""
+        return [self.qkv.fused_weight(*_qkv_names(prefix)), self.output.fused_weight(f"{prefix}.o_proj")]
+
+
+def _qkv_names(prefix: str) -> list[str]:
+    return [f"{prefix}.{name}_proj" for name in "qkv"]
 
 
 class MLP(nn.Module):
@@ -179,3 +209,8 @@ class MLP(nn.Module):
     def slots(self, prefix: str) -> Slots:
         """The slots of the three projections."""
         return self.gate_up.slots(f"{prefix}.gate_proj", f"{prefix}.up_proj") | self.down.slots(f"{prefix}.down_proj")
+
+    def fused_weights(self, prefix: str) -> list[FusedWeight]:
+        """The two matrices."""
+        gate_up = self.gate_up.fused_weight(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        return [gate_up, self.down.fused_weight(f"{prefix}.down_proj")]

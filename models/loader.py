@@ -19,6 +19,7 @@ from models.gguf_checkpoint import GGUFCheckpoint
 from models.gguf_config import read_gguf_config
 from models.hf_config import read_hf_config
 from models.layers import Slots
+from models.quantization import CodedRows, Quantization, can_quantize, quantize_weight
 from models.safetensors_checkpoint import SafetensorsCheckpoint
 
 __all__ = ["load_model", "read_config"]
@@ -42,9 +43,22 @@ class Checkpoint(Protocol):
         """Row pieces of the tensor, in order, each with the number of its first row; a vector is one piece."""
         ...
 
+    def code_bits(self, source_name: str) -> frozenset[int]:
+        """See `models.quantization.WeightSource`."""
+        ...
+
+    def coded_pieces(self, source_name: str, bits: int) -> Iterator[tuple[int, CodedRows]]:
+        """See `models.quantization.WeightSource`."""
+        ...
+
 
 def load_model(
-    path: Path, dtype: torch.dtype, device: torch.device, ops: ModelOps, on_progress: Callable[[int, int], None]
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: ModelOps,
+    on_progress: Callable[[int, int], None],
+    quantization: Quantization = "none",
 ) -> Decoder:
     """Load a Hugging Face directory or a .gguf file.
 
@@ -55,7 +69,8 @@ def load_model(
         dtype: of the weights and hidden states: float32, bfloat16 or float16.
         device: where the weights go.
         ops: what the decoder computes with.
-        on_progress: called with bytes read so far and in all, at the start and after each tensor.
+        on_progress: called with bytes read so far and in all, at the start and after each matrix or vector.
+        quantization: what matrices become; other than "none" takes float32 and operations that read codes.
 
     Raises:
         ModelError: the model cannot be served; the message says why, and names every missing, surplus and
@@ -69,15 +84,44 @@ def load_model(
     _check(_slots(Decoder(config, dtype, torch.device("meta"), ops), checkpoint), checkpoint)
     decoder = Decoder(config, dtype, device, ops)
     slots = _slots(decoder, checkpoint)
-    total = sum(checkpoint.num_bytes(name) for name in slots)
-    done = 0
-    on_progress(done, total)
+    progress = _Progress(on_progress, sum(checkpoint.num_bytes(name) for name in slots))
+    if quantization != "none":
+        for names in _quantize(decoder, checkpoint, quantization):
+            for name in names:
+                del slots[name]
+                progress.add(checkpoint.num_bytes(name))
     for name, slot in slots.items():
         for start_row, piece in checkpoint.pieces(name):
             slot.write(start_row, piece)
-        done += checkpoint.num_bytes(name)
-        on_progress(done, total)
+        progress.add(checkpoint.num_bytes(name))
     return decoder
+
+
+class _Progress:
+    """Tells how many bytes are done of how many in all."""
+
+    def __init__(self, on_progress: Callable[[int, int], None], total: int) -> None:
+        self._on_progress = on_progress
+        self._done = 0
+        self._total = total
+        self.add(0)
+
+    def add(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self._on_progress(self._done, self._total)
+
+
+def _quantize(decoder: Decoder, checkpoint: Checkpoint, quantization: Quantization) -> Iterator[list[str]]:
+    """Put codes in the place of every matrix that can be had as such, and yield the names in the files of its tensors.
+
+    The floats that the decoder was made with were never written, so that they take no memory.
+    """
+    for fused in decoder.fused_weights():
+        names = [checkpoint.source_name(name) for name in fused.names]
+        weight = quantize_weight(checkpoint, names, quantization) if can_quantize(fused.shape) else None
+        if weight is not None:
+            fused.replace(weight)
+            yield names
 
 
 def _open(path: Path) -> tuple[ModelConfig, Checkpoint]:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from models.errors import CheckpointError, UnsupportedModelError
 from models.hf_fields import Fields
+from models.quantization import CodedRows
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _INDEX = "model.safetensors.index.json"
@@ -62,6 +63,14 @@ class SafetensorsCheckpoint:
     def pieces(self, source_name: str) -> Iterator[tuple[int, torch.Tensor]]:
         """The tensor, a view of the memory map, with the number of its first row: 0."""
         yield 0, self._shard_of[source_name].get_tensor(source_name)
+
+    def code_bits(self, source_name: str) -> frozenset[int]:
+        """None: only float types are served."""
+        return frozenset()
+
+    def coded_pieces(self, source_name: str, bits: int) -> Iterator[tuple[int, CodedRows]]:
+        """Never asked for, as no tensor has codes."""
+        raise AssertionError(f"{source_name} holds floats")
 
     def _is_weight(self, name: str) -> bool:
         if name.endswith(_NOT_WEIGHTS):

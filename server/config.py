@@ -126,6 +126,11 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and KV cache; auto: float32 on a CPU, bfloat16 on a GPU."
     )
+    quantization: Literal["auto", "none", "int8", "gguf"] = Field(
+        "auto",
+        description="What weights are rounded to: int8; gguf: the file's own 4-bit blocks, int8 for its others; none. "
+        "auto: with the native CPU kernels gguf for a .gguf file, int8 for others; none elsewhere or with --dtype.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs; auto: a GPU if any.")
     attention_backend: Literal["auto", "cpu", "torch", "triton", "reference"] = Field(
         "auto", description="Attention kernels; auto: the fastest that runs on the device."
@@ -133,8 +138,10 @@ class Settings(BaseSettings):
     cpu_threads: int | None = Field(
         None, ge=1, le=1024, description="Threads of the CPU kernels; by default one per core."
     )
-    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
-        "auto", description="Type of the KV cache; auto: the model's own. int8 and fp8 halve it, with a scale per head."
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = Field(
+        "auto",
+        description="Type of the KV cache; auto: bfloat16 beside weights that are rounded on a CPU, else the model's "
+        "own. int8 and fp8 halve it again, with a scale per head.",
     )
     batch_invariant: bool = Field(
         False, description="A request's tokens are bitwise the same whatever else runs beside it; slower on a GPU."

@@ -33,6 +33,7 @@ from server.engine_sizing import (
     scheduler_config,
     select_device,
     select_dtype,
+    select_quantization,
     sizes_of_graphs,
 )
 from server.messages import EngineInfo
@@ -76,6 +77,7 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
     config = fill_in_for(device, config)
     backend = select_backend(config.attention_backend, device, batch_invariant=config.batch_invariant)
     refuse_cache_dtype(config.kv_cache_dtype, backend.name, device)
+    quantization = select_quantization(config, backend.name)
     ops = select_ops(backend.name, device, batch_invariant=config.batch_invariant)
     model = load_model(
         Path(config.model_path),
@@ -83,8 +85,9 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
         device,
         ops,
         lambda done, total: on_progress("weights", done, total),
+        quantization,
     )
-    spec = kv_cache_spec(model, config)
+    spec = kv_cache_spec(model, config, quantization)
     longest = max_model_len_of(model, config)
     batch_sizes = sizes_of_graphs(config, device, backend)
     num_blocks = num_kv_blocks(
@@ -113,6 +116,7 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
         load_seconds=time.monotonic() - started,
         kv_cache_bytes=num_blocks * spec.bytes_per_block,
         enable_prefix_caching=config.enable_prefix_caching,
+        quantization=quantization,
     )
     scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, costs)
     return DeviceHalf(config, runner, scheduling, num_host_blocks, info)

@@ -20,10 +20,11 @@ class EngineConfig:
     max_num_batched_tokens: int | None  # None = what suits the device
     long_prefill_token_threshold: int | None  # tokens; 0 = no cap, None = a quarter of a step
     cpu_threads: int | None  # None = the machine's physical cores
-    kv_cache_dtype: str  # "auto" = that of the model
+    kv_cache_dtype: str  # "auto" = that of the model, or bfloat16 beside quantised weights
     batch_invariant: bool
     async_scheduling: bool | None  # None = on a GPU only
     enforce_eager: bool
+    quantization: str = "none"  # "auto" = what is fastest on the device
     log_level: str = "info"
     enable_prefix_caching: bool = True
     swap_space: int | None = None  # bytes of host memory for the blocks of preempted sequences; None = see Settings

@@ -46,11 +46,12 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     vocab_size: int
     attention_backend: str
     device: str
-    dtype: str
+    dtype: str  # of the KV cache
     load_seconds: float
     kv_cache_bytes: int
     hidden_size: int = 0  # of an embedding
     enable_prefix_caching: bool = False
+    quantization: str = "none"  # of the weights
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):

@@ -49,10 +49,11 @@ def print_ready(settings: Settings, model_path: Path, info: EngineInfo, port: in
     """Say what is served, on what, and where."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     keys = "a key is needed" if settings.api_key else "no key is needed"
+    types = info.dtype if info.quantization == "none" else f"{info.quantization} weights, {info.dtype} KV cache"
     lines = (
         f"Octavo {__version__} serves {', '.join(settings.served_names)}, loaded in {info.load_seconds:.1f} s",
         f"  model      {model_path}",
-        f"  device     {info.device}, {info.dtype}, {info.attention_backend} attention",
+        f"  device     {info.device}, {types}, {info.attention_backend} attention",
         f"  KV cache   {info.num_blocks} blocks of {info.block_size} tokens ({_mebibytes(info.kv_cache_bytes)}); "
         f"up to {info.max_model_len} tokens a sequence",
         f"  API        http://{host}:{port}/v1 ({keys})",
