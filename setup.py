@@ -16,6 +16,10 @@ KERNEL_SOURCES = ("attention_tile.cpp", "linear_tile.cpp", "row_kernels.cpp", "q
 HEADERS = (
     "native.h",
     "paged_attention.h",
+    "attend_plan.h",
+    "attention_products.h",
+    "attention_packing.h",
+    "cache_elements.h",
     "model_ops.h",
     "quantized.h",
     "quantized_tasks.h",

@@ -4,15 +4,18 @@ Turns tensors into pointers and strides, and nothing else; the arithmetic is in 
 """
 
 import ctypes
+from typing import Any
 
 import torch
 
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer, Rotation
 from kernels.cpu.native_library import (
+    ELEMENT_TYPES,
     INSTRUCTION_SETS,
     AttendArgs,
     RotateAndWriteArgs,
     WriteKVArgs,
+    cache_type,
     check_status,
     element_type,
     load_library,
@@ -21,7 +24,10 @@ from kernels.cpu.native_library import (
 
 
 class CpuBackend:
-    """Computes in float32 from float32, bfloat16 or float16 queries and caches, on torch's own threads."""
+    """Computes on torch's own threads, in float32, from any query and cache that the library takes.
+
+    A bfloat16 query over a bfloat16, int8 or float8 cache is multiplied in bfloat16 where the processor can.
+    """
 
     name = "cpu"
 
@@ -50,27 +56,24 @@ class CpuBackend:
         Raises:
             ValueError: a slot lies outside the cache, or its dtype is not supported; nothing is written then.
         """
-        element_type(kv_layer.key.dtype)
-        key = _rows_contiguous(key.to(kv_layer.key.dtype))
-        value = _rows_contiguous(value.to(kv_layer.value.dtype))
+        key, value = _rows_contiguous(key), _rows_contiguous(value)
         num_blocks, num_kv_heads, block_size, head_dim = kv_layer.key.shape
         assert key.shape == value.shape == (metadata.slot_mapping.shape[0], num_kv_heads, head_dim)
+        assert key.dtype == value.dtype
         args = WriteKVArgs(
             key=key.data_ptr(),
             value=value.data_ptr(),
-            key_cache=kv_layer.key.data_ptr(),
-            value_cache=kv_layer.value.data_ptr(),
+            **_cache_fields(kv_layer),
             slot_mapping=_pointer(metadata.slot_mapping, torch.int64),
             num_tokens=key.shape[0],
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             num_blocks=num_blocks,
             block_size=block_size,
-            element_size=kv_layer.key.element_size(),
             key_strides=key.stride()[:2],
             value_strides=value.stride()[:2],
-            key_cache_strides=_cache_strides(kv_layer.key),
-            value_cache_strides=_cache_strides(kv_layer.value),
+            source_type=element_type(key.dtype),
+            instruction_set=INSTRUCTION_SETS[self.instruction_set],
             num_threads=torch.get_num_threads(),
         )
         check_status(self._library.octavo_write_kv(ctypes.byref(args)))
@@ -93,7 +96,6 @@ class CpuBackend:
         num_q_heads = num_heads - 2 * num_kv_heads
         assert heads.shape[2] == head_dim == kv_layer.value.shape[3] == 2 * rotation.cos.shape[1]
         assert metadata.slot_mapping.shape[0] == rotation.cos.shape[0] == rotation.sin.shape[0] == num_tokens
-        assert kv_layer.key.dtype == kv_layer.value.dtype
         norm_weight = rotation.norm_weight
         assert norm_weight is None or norm_weight.shape == (num_q_heads + num_kv_heads, head_dim)
         query = torch.empty((num_tokens, num_q_heads, head_dim), dtype=heads.dtype)
@@ -103,8 +105,7 @@ class CpuBackend:
             sin=_pointer(rotation.sin, torch.float32),
             norm_weight=None if norm_weight is None else _pointer(norm_weight, torch.float32),
             query=query.data_ptr(),
-            key_cache=kv_layer.key.data_ptr(),
-            value_cache=kv_layer.value.data_ptr(),
+            **_cache_fields(kv_layer),
             slot_mapping=_pointer(metadata.slot_mapping, torch.int64),
             num_tokens=num_tokens,
             num_q_heads=num_q_heads,
@@ -113,11 +114,9 @@ class CpuBackend:
             num_blocks=num_blocks,
             block_size=block_size,
             heads_strides=heads.stride()[:2],
-            key_cache_strides=_cache_strides(kv_layer.key),
-            value_cache_strides=_cache_strides(kv_layer.value),
             norm_eps=rotation.norm_eps,
             heads_type=element_type(heads.dtype),
-            cache_type=element_type(kv_layer.key.dtype),
+            query_type=element_type(query.dtype),
             instruction_set=INSTRUCTION_SETS[self.instruction_set],
             num_threads=torch.get_num_threads(),
         )
@@ -141,14 +140,12 @@ class CpuBackend:
         num_blocks, num_kv_heads, block_size, _ = kv_layer.key.shape
         assert num_q_heads % num_kv_heads == 0
         assert metadata.block_tables.dtype == torch.int32 and metadata.block_tables.stride(1) == 1
-        assert kv_layer.key.dtype == kv_layer.value.dtype
         assert head_dim == kv_layer.key.shape[3] == kv_layer.value.shape[3]
         out = torch.zeros(query.shape, dtype=query.dtype)
         args = AttendArgs(
             query=query.data_ptr(),
             out=out.data_ptr(),
-            key_cache=kv_layer.key.data_ptr(),
-            value_cache=kv_layer.value.data_ptr(),
+            **_cache_fields(kv_layer),
             query_start_loc=_pointer(metadata.query_start_loc, torch.int32),
             seq_lens=_pointer(metadata.seq_lens, torch.int32),
             block_tables=metadata.block_tables.data_ptr(),
@@ -162,13 +159,11 @@ class CpuBackend:
             block_tables_width=metadata.block_tables.shape[1],
             block_tables_stride=metadata.block_tables.stride(0),
             query_strides=query.stride()[:2],
-            key_cache_strides=_cache_strides(kv_layer.key),
-            value_cache_strides=_cache_strides(kv_layer.value),
             scale=params.scale,
             logit_softcap=params.logit_softcap or 0.0,
             sliding_window=params.sliding_window or 0,
             query_type=element_type(query.dtype),
-            cache_type=element_type(kv_layer.key.dtype),
+            out_type=element_type(out.dtype),
             instruction_set=INSTRUCTION_SETS[self.instruction_set],
             num_threads=torch.get_num_threads(),
         )
@@ -186,6 +181,31 @@ def _pointer(x: torch.Tensor, dtype: torch.dtype) -> int:
     return x.data_ptr()
 
 
-def _cache_strides(cache: torch.Tensor) -> tuple[int, ...]:
-    assert cache.stride(3) == 1
-    return cache.stride()[:3]
+def _cache_fields(kv_layer: KVLayer) -> dict[str, Any]:
+    """Where the cache of a layer lies and what it holds: fields that all argument structs have.
+
+    Raises:
+        ValueError: its dtype is not supported.
+    """
+    key, value, key_scale, value_scale = kv_layer.key, kv_layer.value, kv_layer.key_scale, kv_layer.value_scale
+    code = cache_type(key.dtype)
+    assert key.dtype == value.dtype and key.stride(3) == value.stride(3) == 1
+    fields = {
+        "key_cache": key.data_ptr(),
+        "value_cache": value.data_ptr(),
+        "key_cache_strides": key.stride()[:3],
+        "value_cache_strides": value.stride()[:3],
+        "cache_type": code,
+    }
+    assert (key_scale is None) == (value_scale is None) == (code in ELEMENT_TYPES.values())
+    if key_scale is None or value_scale is None:
+        return fields
+    assert key_scale.dtype == value_scale.dtype == torch.float32
+    assert key_scale.shape == value_scale.shape == key.shape[:3]
+    return {
+        **fields,
+        "key_scale": key_scale.data_ptr(),
+        "value_scale": value_scale.data_ptr(),
+        "key_scale_strides": key_scale.stride(),
+        "value_scale_strides": value_scale.stride(),
+    }

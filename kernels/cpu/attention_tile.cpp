@@ -1,11 +1,12 @@
-// Attention of one query tile over one sequence's blocks, in float32, with an online softmax (FlashAttention, Dao et
-// al. 2022, algorithm 1). Compiled once per instruction set, each into its own namespace (-DOCTAVO_ISA=...), so it uses
-// nothing of the standard library that could be emitted as a shared inline function. Knows no threads and no batch.
+// Attention of one query tile over one sequence's blocks with an online softmax (FlashAttention, Dao et al. 2022,
+// algorithm 1), in float32, or with products of bfloat16 pairs where both operands hold no more. Compiled once per
+// instruction set, each into its own namespace (-DOCTAVO_ISA=...), so it uses nothing of the standard library that could
+// be emitted as a shared inline function. Knows no threads and no batch.
 //
 // A tile of keys is transposed into scratch, so that both products are the same register-blocked product with vectors
 // along the fast axis: scores[row, key] = q[row, d] * kT[d, key], out[row, d] += p[row, key] * v[key, d].
-// Tile boundaries are absolute positions and every row is reduced in the same order whatever else is in the tile:
-// a token's output does not depend on how its prompt was cut into chunks.
+// Tiles and splits begin at absolute positions and every row is reduced in the same order whatever else is in the tile:
+// a token's output does not depend on how its prompt was cut into chunks, nor on the tasks its keys were shared out to.
 #include <cstdint>
 #include <cstring>
 
@@ -13,6 +14,9 @@
 #define OCTAVO_ISA generic
 #endif
 
+#include "attention_packing.h"
+#include "attention_products.h"
+#include "cache_elements.h"
 #include "lanes.h"
 #include "paged_attention.h"
 
@@ -20,267 +24,344 @@ namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
 
-// ---- products ----
+// The running maximum may lag this far behind the scores, in units of log2, before what has been summed is scaled.
+constexpr float kMaximumLag = 8.0f;
 
-constexpr int kRowsPerBlock = 4;
-constexpr int kVectorsPerBlock = kLanes == 16 ? 4 : 2;  // 4 x 4 accumulators of 32 registers, 4 x 2 of 16
+template <typename Term>
+constexpr int64_t kTermsPer = 1;  // elements that one term of a sum holds
+template <>
+constexpr int64_t kTermsPer<BFloat16Pair> = 2;
 
-// c[Rows, Vectors * lanes] (+)= a[Rows, depth] * b[depth, Vectors * lanes], accumulators in registers.
-template <int Rows, int Vectors>
-void multiply_block(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t depth,
-                    bool accumulate) {
-  FloatVec sum[Rows][Vectors];
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) sum[r][v] = accumulate ? load(c + r * ldc + v * kLanes) : FloatVec{};
-  for (int64_t k = 0; k < depth; ++k) {
-    FloatVec line[Vectors];
-    for (int v = 0; v < Vectors; ++v) line[v] = load(b + k * ldb + v * kLanes);
-    for (int r = 0; r < Rows; ++r) {
-      const FloatVec factor = splat(a[r * lda + k]);
-      for (int v = 0; v < Vectors; ++v) sum[r][v] += factor * line[v];
-    }
-  }
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sum[r][v]);
-}
-
-template <int Vectors>
-void multiply_columns(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows,
-                      int64_t depth, bool accumulate) {
-  int64_t r = 0;
-  for (; r + kRowsPerBlock <= rows; r += kRowsPerBlock)
-    multiply_block<kRowsPerBlock, Vectors>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth, accumulate);
-  a += r * lda;
-  c += r * ldc;
-  switch (rows - r) {
-    case 3: multiply_block<3, Vectors>(a, lda, b, ldb, c, ldc, depth, accumulate); break;
-    case 2: multiply_block<2, Vectors>(a, lda, b, ldb, c, ldc, depth, accumulate); break;
-    case 1: multiply_block<1, Vectors>(a, lda, b, ldb, c, ldc, depth, accumulate); break;
-  }
-}
-
-// c[rows, columns] (+)= a[rows, depth] * b[depth, columns]; columns is a multiple of the lanes.
-void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows,
-              int64_t columns, int64_t depth, bool accumulate) {
-  constexpr int64_t step = kVectorsPerBlock * kLanes;
-  int64_t n = 0;
-  for (; n + step <= columns; n += step)
-    multiply_columns<kVectorsPerBlock>(a, lda, b + n, ldb, c + n, ldc, rows, depth, accumulate);
-  for (; n < columns; n += kLanes) multiply_columns<1>(a, lda, b + n, ldb, c + n, ldc, rows, depth, accumulate);
-}
-
-// ---- packing a tile of keys and values ----
-
-// Where the keys and values of up to kKeysPerTile consecutive positions lie. Positions that no query of the task sees
-// stay null: their table entries and slots are never trusted.
-template <typename Element>
-struct TileRows {
-  const Element* key[kKeysPerTile];
-  const Element* value[kKeysPerTile];
-  int64_t count = 0;
-
-  void locate(const AttendArgs& args, const TileTask& task, int64_t begin, int64_t first_key, int64_t end) {
-    count = max_of(0, min_of(kKeysPerTile, end - begin));
-    const int32_t* table = args.block_tables + task.row * args.block_tables_stride;
-    for (int64_t n = 0; n < count; ++n) {
-      key[n] = nullptr;
-      value[n] = nullptr;
-      if (begin + n < first_key) continue;
-      const int64_t position = begin + n, slot = position % args.block_size;
-      const int64_t block = table[position / args.block_size];
-      const int64_t* ks = args.key_cache_strides;
-      const int64_t* vs = args.value_cache_strides;
-      key[n] = static_cast<const Element*>(args.key_cache) + block * ks[0] + task.kv_head * ks[1] + slot * ks[2];
-      value[n] = static_cast<const Element*>(args.value_cache) + block * vs[0] + task.kv_head * vs[1] + slot * vs[2];
-    }
-  }
-};
-
-// Fetches the cache lines of p[0, count), one of the next tile's rows: blocks lie scattered over pages, which the
-// hardware prefetchers do not cross. A null row has none.
-template <typename Element>
-void prefetch(const Element* p, int64_t count) {
-  for (int64_t d = 0; p && d < count; d += 64 / static_cast<int64_t>(sizeof(Element))) __builtin_prefetch(p + d);
-}
-
-// keys[d, n] = key of position n; columns without a key are zero.
-template <typename Element>
-void pack_keys(const TileRows<Element>& tile, const TileRows<Element>& next, int64_t head_dim, float* keys) {
-  for (int64_t n = 0; n < kKeysPerTile; n += kLanes) {
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      const int64_t width = min_of(kLanes, head_dim - d);
-      FloatVec square[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        if (n + i < next.count && next.key[n + i]) prefetch(next.key[n + i] + d, width);
-        if (n + i >= tile.count || !tile.key[n + i]) square[i] = FloatVec{};
-        else if (width == kLanes) square[i] = widen(tile.key[n + i] + d);
-        else square[i] = widen_partial(tile.key[n + i] + d, width);
-      }
-      transpose(square);
-      for (int64_t i = 0; i < width; ++i) store(keys + (d + i) * kKeysPerTile + n, square[i]);
-    }
-  }
-}
-
-// values[n, d]; rows without a value and columns past head_dim are zero.
-template <typename Element>
-void pack_values(const TileRows<Element>& tile, const TileRows<Element>& next, int64_t head_dim, int64_t padded_dim,
-                 float* values) {
-  for (int64_t n = 0; n < tile.count; ++n) {
-    if (n < next.count) prefetch(next.value[n], head_dim);
-    const Element* source = tile.value[n];
-    float* target = values + n * padded_dim;
-    for (int64_t d = 0; d < padded_dim; d += kLanes) {
-      if (!source) store(target + d, FloatVec{});
-      else if (d + kLanes <= head_dim) store(target + d, widen(source + d));
-      else store(target + d, widen_partial(source + d, head_dim - d));
-    }
-  }
-}
-
-// ---- one query tile ----
-
+// The working memory of one task, laid out in the thread's scratch. `merged` holds the splits before the present one.
+template <typename Term>
 struct Scratch {
-  float *query, *scores, *out, *row_max, *row_sum, *keys, *values;
+  Term *keys, *values, *query, *weights;
+  float *scores, *out, *merged, *row_max, *row_sums, *merged_max, *merged_sum;
 
   Scratch(float* base, int64_t rows, int64_t padded_dim) {
-    keys = base;
-    values = keys + padded_dim * kKeysPerTile;
-    query = values + padded_dim * kKeysPerTile;
-    out = query + rows * padded_dim;
-    scores = out + rows * padded_dim;
-    row_max = scores + rows * kKeysPerTile;
-    row_sum = row_max + rows;
+    const int64_t wide_dim = round_up(padded_dim, 32);  // a square of pairs covers 32 elements
+    keys = reinterpret_cast<Term*>(base);
+    values = keys + wide_dim * kKeysPerTile;
+    query = values + wide_dim * kKeysPerTile;
+    weights = query + rows * wide_dim;
+    scores = reinterpret_cast<float*>(weights + rows * kKeysPerTile);
+    out = scores + rows * kKeysPerTile;
+    merged = out + rows * padded_dim;
+    row_sums = merged + rows * padded_dim;
+    row_max = row_sums + rows * kLanes;
+    merged_max = row_max + rows;
+    merged_sum = merged_max + rows;
   }
 
   static int64_t floats(int64_t rows, int64_t padded_dim) {
-    return 2 * padded_dim * kKeysPerTile + 2 * rows * padded_dim + rows * kKeysPerTile + 2 * rows;
+    const int64_t wide_dim = round_up(padded_dim, 32);
+    return 2 * wide_dim * kKeysPerTile + rows * (wide_dim + 2 * kKeysPerTile + 2 * padded_dim + kLanes + 3);
   }
 };
 
+// ---- query and output ----
+
 // Tile row r is query token r / group of the task and head r % group of its KV head's group.
 template <typename Element>
-void load_query(const AttendArgs& args, const TileTask& task, float factor, int64_t padded_dim, float* query) {
+const Element* query_row(const AttendArgs& args, const TileTask& task, int64_t r) {
   const int64_t group = args.num_q_heads / args.num_kv_heads;
-  for (int64_t r = 0; r < task.num_tokens * group; ++r) {
-    const Element* source = static_cast<const Element*>(args.query) +
-                            (task.first_token + r / group) * args.query_strides[0] +
-                            (task.kv_head * group + r % group) * args.query_strides[1];
-    for (int64_t d = 0; d < args.head_dim; d += kLanes) {
-      const int64_t width = min_of(kLanes, args.head_dim - d);
-      store(query + r * padded_dim + d, factor * (width == kLanes ? widen(source + d) : widen_partial(source + d, width)));
+  return static_cast<const Element*>(args.query) + (task.first_token + r / group) * args.query_strides[0] +
+         (task.kv_head * group + r % group) * args.query_strides[1];
+}
+
+template <typename Element>
+void widen_query(const AttendArgs& args, const TileTask& task, int64_t stride, float* query) {
+  for (int64_t r = 0; r < tile_rows(args, task); ++r) {
+    const Element* source = query_row<Element>(args, task, r);
+    for (int64_t d = 0; d < args.head_dim; d += kLanes)
+      store(query + r * stride + d, widen_up_to(source + d, args.head_dim - d));
+  }
+}
+
+void load_query(const AttendArgs& args, const TileTask& task, int64_t stride, float* query) {
+  switch (args.query_type) {
+    case kFloat32: widen_query<float>(args, task, stride, query); break;
+    case kBFloat16: widen_query<BFloat16>(args, task, stride, query); break;
+    case kFloat16: widen_query<Float16>(args, task, stride, query); break;
+  }
+}
+
+void load_query(const AttendArgs& args, const TileTask& task, int64_t stride, BFloat16Pair* query) {
+  for (int64_t r = 0; r < tile_rows(args, task); ++r) {
+    query[r * stride + (args.head_dim - 1) / 2] = BFloat16Pair{0};  // the last pair may have one element
+    memcpy(query + r * stride, query_row<BFloat16>(args, task, r), args.head_dim * sizeof(BFloat16));
+  }
+}
+
+template <typename Element>
+void narrow_out(const AttendArgs& args, const TileTask& task, const float* out, const float* row_sum) {
+  const int64_t group = args.num_q_heads / args.num_kv_heads;
+  for (int64_t r = 0; r < tile_rows(args, task); ++r) {
+    Element* target = static_cast<Element*>(args.out) +
+                      ((task.first_token + r / group) * args.num_q_heads + task.kv_head * group + r % group) * args.head_dim;
+    const float norm = row_sum[r] == 0.0f ? 0.0f : 1.0f / row_sum[r];
+    for (int64_t d = 0; d < args.head_dim; d += kLanes)
+      narrow_up_to(load(out + r * padded_head_dim(args) + d) * norm, args.head_dim - d, target + d);
+  }
+}
+
+void store_out(const AttendArgs& args, const TileTask& task, const float* out, const float* row_sum) {
+  switch (args.out_type) {
+    case kFloat32: narrow_out<float>(args, task, out, row_sum); break;
+    case kBFloat16: narrow_out<BFloat16>(args, task, out, row_sum); break;
+    case kFloat16: narrow_out<Float16>(args, task, out, row_sum); break;
+  }
+}
+
+// ---- softmax ----
+
+// Keys of a tile that one query sees: [first, last).
+struct Visible {
+  int64_t first, last;
+};
+
+// Turns one row of products into scores in units of log2, those it does not see into -inf; returns the largest.
+float scale_scores(const AttendArgs& args, float* scores, int64_t columns, Visible visible, const float* key_scale) {
+  static constexpr int32_t kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  // A soft cap works on score / cap first.
+  const bool is_capped = args.logit_softcap > 0, is_masked = visible.first > 0 || visible.last < columns;
+  const FloatVec factor = splat(is_capped ? args.scale / args.logit_softcap : args.scale * kLog2E);
+  IntVec lane;
+  memcpy(&lane, kCount, sizeof lane);
+  FloatVec top = splat(kNegativeInfinity);
+  for (int64_t n = 0; n < columns; n += kLanes) {
+    FloatVec score = load(scores + n) * factor;
+    if (key_scale) score *= load(key_scale + n);
+    if (is_capped) score = args.logit_softcap * kLog2E * tanh_lanes(score);
+    if (is_masked) {
+      const IntVec place = lane + static_cast<int32_t>(n);
+      const IntVec seen = (place >= static_cast<int32_t>(max_of(visible.first, 0))) &
+                          (place < static_cast<int32_t>(max_of(visible.last, 0)));
+      score = seen ? score : splat(kNegativeInfinity);
+    }
+    store(scores + n, score);
+    top = max_of(top, score);
+  }
+  return tree_max(top);
+}
+
+void store_weights(const float* scores, int64_t columns, const float* value_scale, float* weights) {
+  for (int64_t n = 0; n < columns; n += kLanes)
+    store(weights + n, value_scale ? load(scores + n) * load(value_scale + n) : load(scores + n));
+}
+
+#if defined(__AVX512BF16__)
+void store_weights(const float* scores, int64_t columns, const float* value_scale, BFloat16Pair* weights) {
+  for (int64_t n = 0; n < columns; n += 32) {
+    FloatVec low = load(scores + n), high = n + 16 < columns ? load(scores + n + 16) : FloatVec{};
+    if (value_scale) low *= load(value_scale + n);
+    if (value_scale && n + 16 < columns) high *= load(value_scale + n + 16);
+    const PairedVec pairs = join((__m512)low, (__m512)high);
+    memcpy(weights + n / 2, &pairs, sizeof pairs);
+  }
+}
+#endif
+
+// Turns one row of scores into weights relative to the row's running maximum, in place.
+template <bool IsRounded>
+void weigh_row(float* scores, int64_t columns, float tile_max, float* out, int64_t padded_dim, float& row_max,
+               float* row_sums) {
+  FloatVec sums = load(row_sums);
+  if (!(tile_max <= row_max + kMaximumLag)) {  // NaN comes here too, and stays
+    if (row_max != kNegativeInfinity) {
+      const FloatVec decay = exp2_weights<false>(splat(row_max - tile_max));
+      sums *= decay;
+      for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, decay * load(out + d));
+    }
+    row_max = tile_max;
+  }
+  if (row_max == kNegativeInfinity) {  // nothing visible yet: -inf minus -inf would be NaN
+    for (int64_t n = 0; n < columns; n += kLanes) store(scores + n, FloatVec{});
+    return;
+  }
+  for (int64_t n = 0; n < columns; n += kLanes) {
+    const FloatVec weight = exp2_weights<IsRounded>(load(scores + n) - row_max);
+    store(scores + n, weight);
+    sums += weight;
+  }
+  store(row_sums, sums);
+}
+
+// ---- splits ----
+
+// Adds the results of the next split, `out` relative to `row_max`, to those before it.
+void merge_row(const float* out, float row_max, float row_sum, int64_t padded_dim, float* merged, float& merged_max,
+               float& merged_sum) {
+  if (row_max == kNegativeInfinity) return;  // it sees nothing of this split
+  if (merged_max == kNegativeInfinity) {
+    memcpy(merged, out, padded_dim * sizeof(float));
+    merged_max = row_max;
+    merged_sum = row_sum;
+    return;
+  }
+  const float top = merged_max > row_max ? merged_max : row_max;
+  const FloatVec before = exp2_weights<false>(splat(merged_max - top)), now = exp2_weights<false>(splat(row_max - top));
+  for (int64_t d = 0; d < padded_dim; d += kLanes)
+    store(merged + d, before * load(merged + d) + now * load(out + d));
+  merged_sum = before[0] * merged_sum + now[0] * row_sum;
+  merged_max = top;
+}
+
+void clear_merged(int64_t rows, int64_t padded_dim, float* merged, float* merged_max, float* merged_sum) {
+  memset(merged, 0, rows * padded_dim * sizeof(float));
+  for (int64_t r = 0; r < rows; ++r) {
+    merged_max[r] = kNegativeInfinity;
+    merged_sum[r] = 0.0f;
+  }
+}
+
+#if defined(__AVX512BF16__)
+float from_bits(uint32_t bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
+
+// Adds what the products of pairs take for zero: subnormal values.
+void add_subnormals(const BFloat16Pair* weights, const BFloat16Pair* values, int64_t rows, int64_t count,
+                    int64_t padded_dim, float* out) {
+  for (int64_t n = 0; n < count; ++n) {
+    for (int64_t d = 0; d < padded_dim; ++d) {
+      const uint32_t value = values[n / 2 * padded_dim + d].bits >> n % 2 * 16 << 16;
+      if ((value & 0x7f800000u) != 0 || (value & 0x7f0000u) == 0) continue;
+      for (int64_t r = 0; r < rows; ++r) {
+        const uint32_t weight = weights[r * kKeysPerTile / 2 + n / 2].bits >> n % 2 * 16 << 16;
+        out[r * padded_dim + d] += from_bits(weight) * from_bits(value);
+      }
     }
   }
 }
+#endif
 
-template <typename Element>
-void store_out(const AttendArgs& args, const TileTask& task, int64_t padded_dim, const Scratch& scratch) {
-  const int64_t group = args.num_q_heads / args.num_kv_heads;
-  for (int64_t r = 0; r < task.num_tokens * group; ++r) {
-    Element* target = static_cast<Element*>(args.out) +
-                      ((task.first_token + r / group) * args.num_q_heads + task.kv_head * group + r % group) * args.head_dim;
-    const float norm = scratch.row_sum[r] > 0.0f ? 1.0f / scratch.row_sum[r] : 0.0f;
-    for (int64_t d = 0; d < args.head_dim; ++d)
-      target[d] = narrow(scratch.out[r * padded_dim + d] * norm, static_cast<Element*>(nullptr));
-  }
-}
-
-// Turns one row of scores (in units of log2) into weights relative to the row's running maximum, in place.
-void update_row(float* scores, float* out, int64_t padded_dim, float& row_max, float& row_sum) {
-  FloatVec top = load(scores);
-  for (int64_t n = kLanes; n < kKeysPerTile; n += kLanes) top = max_of(top, load(scores + n));
-  const float tile_max = lane_max(top);
-  const float new_max = tile_max > row_max ? tile_max : row_max;
-  if (new_max == kNegativeInfinity) {  // nothing visible yet: -inf minus -inf would be NaN
-    for (int64_t n = 0; n < kKeysPerTile; n += kLanes) store(scores + n, FloatVec{});
-    return;
-  }
-  FloatVec sum = {};
-  for (int64_t n = 0; n < kKeysPerTile; n += kLanes) {
-    const FloatVec weight = exp2_lanes(load(scores + n) - new_max);
-    store(scores + n, weight);
-    sum += weight;
-  }
-  if (new_max != row_max) {
-    const float decay = exp2_lanes(splat(row_max - new_max))[0];
-    row_sum *= decay;
-    for (int64_t d = 0; d < padded_dim; d += kLanes) store(out + d, decay * load(out + d));
-  }
-  row_sum += lane_sum(sum);
-  row_max = new_max;
-}
-
-void cap_scores(float* scores, int64_t count, float cap) {
-  for (int64_t n = 0; n < count; n += kLanes) store(scores + n, cap * tanh_lanes(load(scores + n)));
-}
-
-template <typename Element>
-void attend_cache(const AttendArgs& args, const TileTask& task, int64_t padded_dim, const Scratch& scratch) {
-  const int64_t group = args.num_q_heads / args.num_kv_heads, rows = task.num_tokens * group;
+template <typename Element, typename Term>
+struct SplitRun {
+  const AttendArgs& args;
+  const TileTask& task;
+  const Scratch<Term>& scratch;
+  const int64_t rows = tile_rows(args, task), group = args.num_q_heads / args.num_kv_heads;
+  const int64_t padded_dim = padded_head_dim(args);
   const int64_t window = args.sliding_window > 0 ? args.sliding_window : INT64_MAX / 2;
   const int64_t end = task.first_position + task.num_tokens;  // no token of the tile sees a key from here on
   const int64_t first_key = max_of(int64_t{0}, task.first_position + 1 - window);
-  TileRows<Element> tiles[2];
-  int64_t begin = first_key / kKeysPerTile * kKeysPerTile;
-  int current = 0;
-  tiles[current].locate(args, task, begin, first_key, end);
-  for (; begin < end; begin += kKeysPerTile, current ^= 1) {
-    const TileRows<Element>& tile = tiles[current];
-    TileRows<Element>& next = tiles[current ^ 1];
-    next.locate(args, task, begin + kKeysPerTile, first_key, end);
+
+  // Attends to the keys of one tile, from position `begin` on.
+  void attend(const TileRows<Element>& tile, const TileRows<Element>& next, int64_t begin, bool is_first) const {
+    constexpr int64_t terms = kTermsPer<Term>;
+    const int64_t columns = round_up(tile.count, 16), wide_dim = round_up(padded_dim, 32);
+    const float* key_scale = kIsQuantised<Element> ? tile.key_scale : nullptr;
+    const float* value_scale = kIsQuantised<Element> ? tile.value_scale : nullptr;
     pack_keys(tile, next, args.head_dim, scratch.keys);
-    pack_values(tile, next, args.head_dim, padded_dim, scratch.values);
-    multiply(scratch.query, padded_dim, scratch.keys, kKeysPerTile, scratch.scores, kKeysPerTile, rows, kKeysPerTile,
-             args.head_dim, false);
-    if (args.logit_softcap > 0) cap_scores(scratch.scores, rows * kKeysPerTile, args.logit_softcap * kLog2E);
+    [[maybe_unused]] const bool is_exact = pack_values(tile, next, args.head_dim, padded_dim, scratch.values);
+    multiply(scratch.query, wide_dim / terms, scratch.keys, kKeysPerTile, scratch.scores, kKeysPerTile, rows, columns,
+             (args.head_dim + terms - 1) / terms, false);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t position = task.first_position + r / group;
       float* scores = scratch.scores + r * kKeysPerTile;
-      for (int64_t n = 0; n < min_of(kKeysPerTile, position + 1 - window - begin); ++n) scores[n] = kNegativeInfinity;
-      for (int64_t n = max_of(0, position + 1 - begin); n < kKeysPerTile; ++n) scores[n] = kNegativeInfinity;
-      update_row(scores, scratch.out + r * padded_dim, padded_dim, scratch.row_max[r], scratch.row_sum[r]);
+      const float tile_max =
+          scale_scores(args, scores, columns, {position + 1 - window - begin, position + 1 - begin}, key_scale);
+      weigh_row<terms == 2>(scores, columns, tile_max, scratch.out + r * padded_dim, padded_dim, scratch.row_max[r],
+                            scratch.row_sums + r * kLanes);
+      store_weights(scores, columns, value_scale, scratch.weights + r * (kKeysPerTile / terms));
     }
-    multiply(scratch.scores, kKeysPerTile, scratch.values, padded_dim, scratch.out, padded_dim, rows, padded_dim,
-             tile.count, true);
+    multiply(scratch.weights, kKeysPerTile / terms, scratch.values, padded_dim, scratch.out, padded_dim, rows,
+             padded_dim, (tile.count + terms - 1) / terms, !is_first);
+#if defined(__AVX512BF16__)
+    if constexpr (terms == 2)
+      if (!is_exact) add_subnormals(scratch.weights, scratch.values, rows, tile.count, padded_dim, scratch.out);
+#endif
   }
+
+  // Attends to the keys of one split, in scratch.out relative to scratch.row_max.
+  void attend_split(int64_t split) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      scratch.row_max[r] = kNegativeInfinity;
+      store(scratch.row_sums + r * kLanes, FloatVec{});
+    }
+    const int64_t stop = min_of(end, (split + 1) * kKeysPerSplit);
+    int64_t begin = max_of(split * kKeysPerSplit, first_key / kKeysPerTile * kKeysPerTile);
+    TileRows<Element> tiles[2];
+    int current = 0;
+    bool is_first = true;
+    tiles[current].locate(args, task, begin, first_key, stop);
+    for (; begin < stop; begin += kKeysPerTile, current ^= 1, is_first = false) {
+      tiles[current ^ 1].locate(args, task, begin + kKeysPerTile, first_key, stop);
+      attend(tiles[current], tiles[current ^ 1], begin, is_first);
+    }
+  }
+
+  void run(float* results) const {
+    load_query(args, task, round_up(padded_dim, 32) / kTermsPer<Term>, scratch.query);
+    const bool is_alone = !results && task.num_splits == 1;
+    if (!results && !is_alone)
+      clear_merged(rows, padded_dim, scratch.merged, scratch.merged_max, scratch.merged_sum);
+    for (int64_t split = 0; split < task.num_splits; ++split) {
+      attend_split(task.first_split + split);
+      float* split_results = results ? results + split * split_floats(args, task) : nullptr;
+      for (int64_t r = 0; r < rows; ++r) {
+        const float row_sum = tree_sum(load(scratch.row_sums + r * kLanes));
+        const float* out = scratch.out + r * padded_dim;
+        if (results) {
+          memcpy(split_results + r * padded_dim, out, padded_dim * sizeof(float));
+          split_results[rows * padded_dim + r] = scratch.row_max[r];
+          split_results[rows * padded_dim + rows + r] = row_sum;
+        } else if (is_alone) {
+          scratch.merged_sum[r] = row_sum;
+        } else {
+          merge_row(out, scratch.row_max[r], row_sum, padded_dim, scratch.merged + r * padded_dim,
+                    scratch.merged_max[r], scratch.merged_sum[r]);
+        }
+      }
+    }
+    if (!results) store_out(args, task, is_alone ? scratch.out : scratch.merged, scratch.merged_sum);
+  }
+};
+
+// ---- entry points ----
+
+int64_t scratch_floats(const AttendArgs& args, int64_t num_rows) {
+  return Scratch<float>::floats(num_rows, padded_head_dim(args));
 }
 
-int64_t scratch_floats(const AttendArgs& args) {
-  const int64_t rows = tokens_per_tile(args) * (args.num_q_heads / args.num_kv_heads);
-  return Scratch::floats(rows, round_up(args.head_dim, kLanes));
+template <typename Element, typename Term>
+void attend_cache(const AttendArgs& args, const TileTask& task, float* base, float* results) {
+  const Scratch<Term> scratch(base, tile_rows(args, task), padded_head_dim(args));
+  SplitRun<Element, Term>{args, task, scratch}.run(results);
 }
 
-void attend_tile(const AttendArgs& args, const TileTask& task, float* base) {
-  const int64_t rows = task.num_tokens * (args.num_q_heads / args.num_kv_heads);
-  const int64_t padded_dim = round_up(args.head_dim, kLanes);
-  const Scratch scratch(base, rows, padded_dim);
-  for (int64_t i = 0; i < rows * padded_dim; ++i) scratch.out[i] = 0.0f;
-  for (int64_t r = 0; r < rows; ++r) {
-    scratch.row_max[r] = kNegativeInfinity;
-    scratch.row_sum[r] = 0.0f;
+void attend_tile(const AttendArgs& args, const TileTask& task, float* base, float* results) {
+#if defined(__AVX512BF16__)
+  if (args.query_type == kBFloat16) {
+    switch (args.cache_type) {
+      case kBFloat16: return attend_cache<BFloat16, BFloat16Pair>(args, task, base, results);
+      case kInt8: return attend_cache<Int8, BFloat16Pair>(args, task, base, results);
+      case kFloat8E4M3: return attend_cache<Float8, BFloat16Pair>(args, task, base, results);
+    }
   }
-  // Scores are kept in units of log2, so that a weight is one exp2; a soft cap works on score / cap first.
-  const float factor = args.logit_softcap > 0 ? args.scale / args.logit_softcap : args.scale * kLog2E;
-  switch (args.query_type) {
-    case kFloat32: load_query<float>(args, task, factor, padded_dim, scratch.query); break;
-    case kBFloat16: load_query<BFloat16>(args, task, factor, padded_dim, scratch.query); break;
-    case kFloat16: load_query<Float16>(args, task, factor, padded_dim, scratch.query); break;
-  }
+#endif
   switch (args.cache_type) {
-    case kFloat32: attend_cache<float>(args, task, padded_dim, scratch); break;
-    case kBFloat16: attend_cache<BFloat16>(args, task, padded_dim, scratch); break;
-    case kFloat16: attend_cache<Float16>(args, task, padded_dim, scratch); break;
+    case kFloat32: return attend_cache<float, float>(args, task, base, results);
+    case kBFloat16: return attend_cache<BFloat16, float>(args, task, base, results);
+    case kFloat16: return attend_cache<Float16, float>(args, task, base, results);
+    case kInt8: return attend_cache<Int8, float>(args, task, base, results);
+    case kFloat8E4M3: return attend_cache<Float8, float>(args, task, base, results);
   }
-  switch (args.query_type) {
-    case kFloat32: store_out<float>(args, task, padded_dim, scratch); break;
-    case kBFloat16: store_out<BFloat16>(args, task, padded_dim, scratch); break;
-    case kFloat16: store_out<Float16>(args, task, padded_dim, scratch); break;
-  }
+}
+
+void merge_tile(const AttendArgs& args, const TileTask& task, int64_t num_splits, const float* results, float* base) {
+  const int64_t rows = tile_rows(args, task), padded_dim = padded_head_dim(args);
+  const Scratch<float> scratch(base, rows, padded_dim);
+  clear_merged(rows, padded_dim, scratch.merged, scratch.merged_max, scratch.merged_sum);
+  for (int64_t split = 0; split < num_splits; ++split, results += split_floats(args, task))
+    for (int64_t r = 0; r < rows; ++r)
+      merge_row(results + r * padded_dim, results[rows * padded_dim + r], results[rows * padded_dim + rows + r],
+                padded_dim, scratch.merged + r * padded_dim, scratch.merged_max[r], scratch.merged_sum[r]);
+  store_out(args, task, scratch.merged, scratch.merged_sum);
 }
 
 }  // namespace
 
-extern const TileKernel kTileKernel = {attend_tile, scratch_floats};
+extern const TileKernel kTileKernel = {attend_tile, merge_tile, scratch_floats};
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

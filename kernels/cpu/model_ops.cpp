@@ -54,7 +54,7 @@ Status rotate_and_write(const RotateAndWriteArgs& args) {
   std::atomic<bool> out_of_memory{false};
   const int64_t row_size = (args.num_q_heads + 2 * args.num_kv_heads) * args.head_dim;
   parallel_for_rows(args.num_tokens, row_size, args.num_threads, [&](int64_t token) {
-    float* scratch = thread_scratch(args.head_dim);
+    float* scratch = thread_scratch(2 * args.head_dim);
     if (scratch) kernels->rows->rotate_and_write(args, token, scratch);
     else out_of_memory = true;
   });

@@ -64,12 +64,15 @@ struct RotateAndWriteArgs {
   void* query;               // [num_tokens, num_q_heads, head_dim], contiguous
   void* key_cache;           // [num_blocks, num_kv_heads, block_size, head_dim], head_dim contiguous
   void* value_cache;
+  float* key_scale;  // [num_blocks, num_kv_heads, block_size] of an int8 or float8 cache, else null
+  float* value_scale;
   const int64_t* slot_mapping;  // [num_tokens], -1 = not written
   int64_t num_tokens, num_q_heads, num_kv_heads, head_dim, num_blocks, block_size;
   int64_t heads_strides[2];                              // token, head
   int64_t key_cache_strides[3], value_cache_strides[3];  // block, head, slot
+  int64_t key_scale_strides[3], value_scale_strides[3];  // the same
   float norm_eps;
-  int32_t heads_type, cache_type, instruction_set, num_threads;
+  int32_t heads_type, query_type, cache_type, instruction_set, num_threads;
 };
 
 struct LinearTask {
@@ -81,12 +84,15 @@ struct LinearKernel {
   int64_t (*scratch_floats)(const LinearTask& largest);  // floats that one thread needs, at a 64-byte boundary
 };
 
+struct WriteKVArgs;  // paged_attention.h
+
 struct RowKernels {
   void (*rms_norm)(const RmsNormArgs& args, int64_t row);
   void (*gate)(const GateArgs& args, int64_t row);
   void (*rotary_angles)(const RotaryAnglesArgs& args, int64_t token);
   void (*soft_cap)(const SoftCapArgs& args, int64_t row);
-  void (*rotate_and_write)(const RotateAndWriteArgs& args, int64_t token, float* scratch);  // head_dim floats
+  void (*rotate_and_write)(const RotateAndWriteArgs& args, int64_t token, float* scratch);  // 2 * head_dim floats
+  void (*write_kv)(const WriteKVArgs& args, int64_t token, float* scratch);                  // head_dim floats
 };
 
 namespace generic { extern const LinearKernel kLinearKernel; extern const RowKernels kRowKernels; }

@@ -7,7 +7,11 @@
 
 namespace octavo {
 
-enum ElementType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+// The last two only in a KV cache, with a float32 scale for each head of each slot.
+enum ElementType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kFloat8E4M3 = 4 };
+
+inline bool is_quantised(int32_t type) { return type == kInt8 || type == kFloat8E4M3; }
+inline int64_t element_size(int32_t type) { return type == kFloat32 ? 4 : is_quantised(type) ? 1 : 2; }
 
 // kAvx512Vnni adds int8 dot products to kAvx512, kAvx512BF16 those of bfloat16 to that.
 enum InstructionSet : int32_t { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Vnni = 3, kAvx512BF16 = 4 };

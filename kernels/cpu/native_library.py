@@ -14,6 +14,7 @@ import torch
 LIBRARY_PATH = Path(__file__).parent / "_paged_attention.so"
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CACHE_TYPES = {**ELEMENT_TYPES, torch.int8: 3, torch.float8_e4m3fn: 4}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 INSTRUCTION_SETS = {"avx512_bf16": 4, "avx512_vnni": 3, "avx512": 2, "avx2": 1, "generic": 0}  # best first
 
@@ -39,11 +40,13 @@ class WriteKVArgs(ctypes.Structure):
     """Mirrors `octavo::WriteKVArgs` of paged_attention.h."""
 
     _fields_ = (
-        *_fields(ctypes.c_void_p, "key", "value", "key_cache", "value_cache", "slot_mapping"),
-        *_fields(ctypes.c_int64, "num_tokens", "num_kv_heads", "head_dim", "num_blocks", "block_size", "element_size"),
+        *_fields(ctypes.c_void_p, "key", "value", "key_cache", "value_cache"),
+        *_fields(ctypes.c_void_p, "key_scale", "value_scale", "slot_mapping"),
+        *_fields(ctypes.c_int64, "num_tokens", "num_kv_heads", "head_dim", "num_blocks", "block_size"),
         *_fields(ctypes.c_int64 * 2, "key_strides", "value_strides"),
         *_fields(ctypes.c_int64 * 3, "key_cache_strides", "value_cache_strides"),
-        *_fields(ctypes.c_int32, "num_threads"),
+        *_fields(ctypes.c_int64 * 3, "key_scale_strides", "value_scale_strides"),
+        *_fields(ctypes.c_int32, "source_type", "cache_type", "instruction_set", "num_threads"),
     )
 
 
@@ -51,15 +54,16 @@ class AttendArgs(ctypes.Structure):
     """Mirrors `octavo::AttendArgs` of paged_attention.h."""
 
     _fields_ = (
-        *_fields(ctypes.c_void_p, "query", "out", "key_cache", "value_cache"),
+        *_fields(ctypes.c_void_p, "query", "out", "key_cache", "value_cache", "key_scale", "value_scale"),
         *_fields(ctypes.c_void_p, "query_start_loc", "seq_lens", "block_tables"),
         *_fields(ctypes.c_int64, "num_rows", "num_tokens", "num_q_heads", "num_kv_heads", "head_dim"),
         *_fields(ctypes.c_int64, "num_blocks", "block_size", "block_tables_width", "block_tables_stride"),
         *_fields(ctypes.c_int64 * 2, "query_strides"),
         *_fields(ctypes.c_int64 * 3, "key_cache_strides", "value_cache_strides"),
+        *_fields(ctypes.c_int64 * 3, "key_scale_strides", "value_scale_strides"),
         *_fields(ctypes.c_float, "scale", "logit_softcap"),
         *_fields(ctypes.c_int64, "sliding_window"),
-        *_fields(ctypes.c_int32, "query_type", "cache_type", "instruction_set", "num_threads"),
+        *_fields(ctypes.c_int32, "query_type", "out_type", "cache_type", "instruction_set", "num_threads"),
     )
 
 
@@ -68,12 +72,13 @@ class RotateAndWriteArgs(ctypes.Structure):
 
     _fields_ = (
         *_fields(ctypes.c_void_p, "heads", "cos", "sin", "norm_weight", "query"),
-        *_fields(ctypes.c_void_p, "key_cache", "value_cache", "slot_mapping"),
+        *_fields(ctypes.c_void_p, "key_cache", "value_cache", "key_scale", "value_scale", "slot_mapping"),
         *_fields(ctypes.c_int64, "num_tokens", "num_q_heads", "num_kv_heads", "head_dim", "num_blocks", "block_size"),
         *_fields(ctypes.c_int64 * 2, "heads_strides"),
         *_fields(ctypes.c_int64 * 3, "key_cache_strides", "value_cache_strides"),
+        *_fields(ctypes.c_int64 * 3, "key_scale_strides", "value_scale_strides"),
         *_fields(ctypes.c_float, "norm_eps"),
-        *_fields(ctypes.c_int32, "heads_type", "cache_type", "instruction_set", "num_threads"),
+        *_fields(ctypes.c_int32, "heads_type", "query_type", "cache_type", "instruction_set", "num_threads"),
     )
 
 
@@ -245,6 +250,18 @@ def element_type(dtype: torch.dtype) -> int:
     if dtype not in ELEMENT_TYPES:
         raise ValueError(f"the native CPU kernels take float32, bfloat16 and float16, not {dtype}")
     return ELEMENT_TYPES[dtype]
+
+
+def cache_type(dtype: torch.dtype) -> int:
+    """The code of the dtype of a KV cache.
+
+    Raises:
+        ValueError: the native kernels do not take it.
+    """
+    if dtype not in CACHE_TYPES:
+        names = ", ".join(str(known).removeprefix("torch.") for known in CACHE_TYPES)
+        raise ValueError(f"the native CPU kernels take a KV cache of {names}, not {dtype}")
+    return CACHE_TYPES[dtype]
 
 
 def check_status(status: int) -> None:

@@ -9,30 +9,14 @@
 #define OCTAVO_ISA generic
 #endif
 
+#include "cache_elements.h"
 #include "lanes.h"
 #include "model_ops.h"
+#include "paged_attention.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
-
-template <typename Element>
-FloatVec widen_up_to(const Element* p, int64_t count) {
-  return count >= kLanes ? widen(p) : widen_partial(p, count);
-}
-
-template <typename Element>
-void narrow_up_to(FloatVec v, int64_t count, Element* p) {
-  Element buffer[kLanes];
-  for (int i = 0; i < kLanes; ++i) buffer[i] = narrow(v[i], static_cast<Element*>(nullptr));
-  if (count >= kLanes) memcpy(p, buffer, sizeof buffer);
-  else memcpy(p, buffer, count * sizeof(Element));
-}
-
-void narrow_up_to(FloatVec v, int64_t count, float* p) {
-  if (count >= kLanes) store(p, v);
-  else memcpy(p, &v, count * sizeof(float));
-}
 
 // 1 / sqrt(mean of squares + eps)
 template <typename Element>
@@ -106,59 +90,99 @@ void soft_cap_row(const SoftCapArgs& args, int64_t row) {
 
 // ---- rotation and cache write ----
 
-// Norm and rotate one head; element i pairs with i + half.
-template <typename Heads, typename Out>
+// Norm and rotate one head; element i pairs with i + half. `normed` is scratch.
+template <typename Heads>
 void rotate_head(const RotateAndWriteArgs& args, const Heads* head, const float* weight, const float* cos,
-                 const float* sin, float* scratch, Out* out) {
+                 const float* sin, float* normed, float* rotated) {
   const int64_t half = args.head_dim / 2;
   const float scale = weight ? inverse_rms(head, args.head_dim, args.norm_eps) : 1.0f;
   for (int64_t d = 0; d < args.head_dim; d += kLanes) {
     const int64_t count = args.head_dim - d;
     FloatVec v = widen_up_to(head + d, count);
     if (weight) v = v * scale * widen_up_to(weight + d, count);
-    narrow_up_to(v, count, scratch + d);
+    narrow_up_to(v, count, normed + d);
   }
   for (int64_t d = 0; d < half; d += kLanes) {
     const int64_t count = half - d;
-    const FloatVec first = widen_up_to(scratch + d, count), second = widen_up_to(scratch + half + d, count);
+    const FloatVec first = widen_up_to(normed + d, count), second = widen_up_to(normed + half + d, count);
     const FloatVec c = widen_up_to(cos + d, count), s = widen_up_to(sin + d, count);
-    narrow_up_to(first * c - second * s, count, out + d);
-    narrow_up_to(second * c + first * s, count, out + half + d);
+    narrow_up_to(first * c - second * s, count, rotated + d);
+    narrow_up_to(second * c + first * s, count, rotated + half + d);
   }
 }
 
-template <typename Heads, typename Cache>
+// A float32 head to the place `offset` elements behind `base`; a quantised one with its scale.
+void store_head(const float* head, int64_t size, int32_t type, void* base, int64_t offset, float* scale) {
+  switch (type) {
+    case kFloat32: write_head(head, size, static_cast<float*>(base) + offset, scale); break;
+    case kBFloat16: write_head(head, size, static_cast<BFloat16*>(base) + offset, scale); break;
+    case kFloat16: write_head(head, size, static_cast<Float16*>(base) + offset, scale); break;
+    case kInt8: write_head(head, size, static_cast<Int8*>(base) + offset, scale); break;
+    case kFloat8E4M3: write_head(head, size, static_cast<Float8*>(base) + offset, scale); break;
+  }
+}
+
+template <typename Heads>
+void widen_head(const Heads* head, int64_t size, float* wide) {
+  for (int64_t d = 0; d < size; d += kLanes) narrow_up_to(widen_up_to(head + d, size - d), size - d, wide + d);
+}
+
+// One head of a slot of the cache: of the keys or of the values, with `strides` and `scale_strides` of block, head, slot.
+struct CachePlace {
+  int64_t block, slot;
+
+  template <typename Args>
+  CachePlace(const Args& args, int64_t token)
+      : block(args.slot_mapping[token] / args.block_size), slot(args.slot_mapping[token] % args.block_size) {}
+
+  void write(const float* values, int64_t size, int64_t head, int32_t type, void* cache, const int64_t* strides,
+             float* scales, const int64_t* scale_strides) const {
+    const int64_t offset = block * strides[0] + head * strides[1] + slot * strides[2];
+    if (scales) scales += block * scale_strides[0] + head * scale_strides[1] + slot * scale_strides[2];
+    store_head(values, size, type, cache, offset, scales);
+  }
+};
+
+template <typename Heads>
 void rotate_and_write_token(const RotateAndWriteArgs& args, int64_t token, float* scratch) {
   const int64_t head_dim = args.head_dim, num_q_heads = args.num_q_heads, num_kv_heads = args.num_kv_heads;
   const Heads* heads = static_cast<const Heads*>(args.heads) + token * args.heads_strides[0];
   const float* cos = args.cos + token * (head_dim / 2);
   const float* sin = args.sin + token * (head_dim / 2);
-  const auto weight = [&](int64_t head) { return args.norm_weight ? args.norm_weight + head * head_dim : nullptr; };
-  Heads* query = static_cast<Heads*>(args.query) + token * num_q_heads * head_dim;
-  for (int64_t h = 0; h < num_q_heads; ++h)
-    rotate_head(args, heads + h * args.heads_strides[1], weight(h), cos, sin, scratch, query + h * head_dim);
-  const int64_t slot = args.slot_mapping[token];
-  if (slot < 0) return;
-  const int64_t block = slot / args.block_size, offset = slot % args.block_size;
-  const int64_t *ks = args.key_cache_strides, *vs = args.value_cache_strides;
-  Cache* key = static_cast<Cache*>(args.key_cache) + block * ks[0] + offset * ks[2];
-  Cache* value = static_cast<Cache*>(args.value_cache) + block * vs[0] + offset * vs[2];
-  const Heads* keys = heads + num_q_heads * args.heads_strides[1];
-  const Heads* values = keys + num_kv_heads * args.heads_strides[1];
+  float* rotated = scratch + head_dim;
+  const auto rotate = [&](int64_t h) {
+    const float* weight = args.norm_weight ? args.norm_weight + h * head_dim : nullptr;
+    rotate_head(args, heads + h * args.heads_strides[1], weight, cos, sin, scratch, rotated);
+  };
+  for (int64_t h = 0; h < num_q_heads; ++h) {
+    rotate(h);
+    store_head(rotated, head_dim, args.query_type, args.query, (token * num_q_heads + h) * head_dim, nullptr);
+  }
+  if (args.slot_mapping[token] < 0) return;
+  const CachePlace place(args, token);
   for (int64_t h = 0; h < num_kv_heads; ++h) {
-    rotate_head(args, keys + h * args.heads_strides[1], weight(num_q_heads + h), cos, sin, scratch, key + h * ks[1]);
-    for (int64_t d = 0; d < head_dim; d += kLanes)
-      narrow_up_to(widen_up_to(values + h * args.heads_strides[1] + d, head_dim - d), head_dim - d,
-                   value + h * vs[1] + d);
+    rotate(num_q_heads + h);
+    place.write(rotated, head_dim, h, args.cache_type, args.key_cache, args.key_cache_strides, args.key_scale,
+                args.key_scale_strides);
+    widen_head(heads + (num_q_heads + num_kv_heads + h) * args.heads_strides[1], head_dim, scratch);
+    place.write(scratch, head_dim, h, args.cache_type, args.value_cache, args.value_cache_strides, args.value_scale,
+                args.value_scale_strides);
   }
 }
 
-template <typename Heads>
-void rotate_and_write_heads(const RotateAndWriteArgs& args, int64_t token, float* scratch) {
-  switch (args.cache_type) {
-    case kFloat32: rotate_and_write_token<Heads, float>(args, token, scratch); break;
-    case kBFloat16: rotate_and_write_token<Heads, BFloat16>(args, token, scratch); break;
-    case kFloat16: rotate_and_write_token<Heads, Float16>(args, token, scratch); break;
+template <typename Source>
+void write_kv_token(const WriteKVArgs& args, int64_t token, float* scratch) {
+  if (args.slot_mapping[token] < 0) return;
+  const CachePlace place(args, token);
+  const Source* key = static_cast<const Source*>(args.key) + token * args.key_strides[0];
+  const Source* value = static_cast<const Source*>(args.value) + token * args.value_strides[0];
+  for (int64_t h = 0; h < args.num_kv_heads; ++h) {
+    widen_head(key + h * args.key_strides[1], args.head_dim, scratch);
+    place.write(scratch, args.head_dim, h, args.cache_type, args.key_cache, args.key_cache_strides, args.key_scale,
+                args.key_scale_strides);
+    widen_head(value + h * args.value_strides[1], args.head_dim, scratch);
+    place.write(scratch, args.head_dim, h, args.cache_type, args.value_cache, args.value_cache_strides,
+                args.value_scale, args.value_scale_strides);
   }
 }
 
@@ -182,15 +206,23 @@ void gate(const GateArgs& args, int64_t row) {
 
 void rotate_and_write(const RotateAndWriteArgs& args, int64_t token, float* scratch) {
   switch (args.heads_type) {
-    case kFloat32: rotate_and_write_heads<float>(args, token, scratch); break;
-    case kBFloat16: rotate_and_write_heads<BFloat16>(args, token, scratch); break;
-    case kFloat16: rotate_and_write_heads<Float16>(args, token, scratch); break;
+    case kFloat32: rotate_and_write_token<float>(args, token, scratch); break;
+    case kBFloat16: rotate_and_write_token<BFloat16>(args, token, scratch); break;
+    case kFloat16: rotate_and_write_token<Float16>(args, token, scratch); break;
+  }
+}
+
+void write_kv(const WriteKVArgs& args, int64_t token, float* scratch) {
+  switch (args.source_type) {
+    case kFloat32: write_kv_token<float>(args, token, scratch); break;
+    case kBFloat16: write_kv_token<BFloat16>(args, token, scratch); break;
+    case kFloat16: write_kv_token<Float16>(args, token, scratch); break;
   }
 }
 
 }  // namespace
 
-extern const RowKernels kRowKernels = {rms_norm, gate, rotary_angles_row, soft_cap_row, rotate_and_write};
+extern const RowKernels kRowKernels = {rms_norm, gate, rotary_angles_row, soft_cap_row, rotate_and_write, write_kv};
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo
