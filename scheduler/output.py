@@ -129,7 +129,7 @@ class Dropped:
     message: str  # a sentence for the caller
 
 
-class SequenceUpdate(msgspec.Struct, frozen=True):
+class SequenceUpdate(msgspec.Struct, frozen=True, array_like=True):
     """What the edge streams of one sequence after one step."""
 
     request_id: str

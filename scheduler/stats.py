@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 
 @dataclass(slots=True)
 class SchedulerCounters:
@@ -21,9 +23,8 @@ class SchedulerCounters:
     num_dropped_deadline: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """A snapshot between two steps."""
+class SchedulerStats(msgspec.Struct, frozen=True):
+    """A snapshot between two steps, which is taken at each."""
 
     num_running: int  # sequences that hold blocks
     num_waiting: int  # sequences that wait for admission, preempted ones included
@@ -34,18 +35,18 @@ class SchedulerStats:
     num_prompt_tokens: int
     num_generation_tokens: int
     num_recomputed_tokens: int
-    num_prefix_queries: int
-    num_prefix_hits: int
-    num_swapped_out_blocks: int
-    num_swapped_in_blocks: int
-    num_dropped_queue_full: int
-    num_dropped_queue_timeout: int
-    num_dropped_deadline: int
-    num_deferred: int  # of those that wait, the ones whose grammar is being compiled
-    num_queued_tokens: int  # of the prompts that wait for their first admission
-    num_starving: int  # requests that have waited longer than SchedulerConfig.starving_seconds
-    num_cached_blocks: int  # that hold a prefix which others may share, used ones included
-    num_evicted_blocks: int  # since the start: cached blocks that were handed out for something else
-    num_saved_blocks: int  # more than the used ones would be needed if no block were shared
-    num_host_blocks: int
-    num_used_host_blocks: int
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_dropped_queue_full: int = 0
+    num_dropped_queue_timeout: int = 0
+    num_dropped_deadline: int = 0
+    num_deferred: int = 0  # of those that wait, the ones whose grammar is being compiled
+    num_queued_tokens: int = 0  # of the prompts that wait for their first admission
+    num_starving: int = 0  # requests that have waited longer than SchedulerConfig.starving_seconds
+    num_cached_blocks: int = 0  # that hold a prefix which others may share, used ones included
+    num_evicted_blocks: int = 0  # since the start: cached blocks that were handed out for something else
+    num_saved_blocks: int = 0  # more than the used ones would be needed if no block were shared
+    num_host_blocks: int = 0
+    num_used_host_blocks: int = 0

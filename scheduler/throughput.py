@@ -17,6 +17,7 @@ class Throughput:
         """Know nothing yet."""
         self._since: float | None = None  # the time up to which is counted
         self._buckets: deque[tuple[float, float]] = deque()  # full ones: (seconds, tokens), oldest first
+        self._full_seconds = self._full_tokens = 0.0  # of all full ones
         self._seconds = 0.0  # of the one that fills
         self._num_tokens = 0.0
         self._output_lengths: deque[int] = deque(maxlen=_NUM_ENDS)
@@ -41,6 +42,8 @@ class Throughput:
             self._seconds = self._num_tokens = 0.0
             while sum(seconds for seconds, _ in self._buckets) - self._buckets[0][0] >= WINDOW_SECONDS:
                 self._buckets.popleft()
+            self._full_seconds = sum(seconds for seconds, _ in self._buckets)
+            self._full_tokens = sum(num_tokens for _, num_tokens in self._buckets)
 
     def observe_end(self, num_generated_tokens: int) -> None:
         """Take the length of an answer that is complete."""
@@ -49,9 +52,8 @@ class Throughput:
     @property
     def tokens_per_second(self) -> float | None:
         """Prompt and generated tokens; None until a step has taken time."""
-        seconds = self._seconds + sum(bucket[0] for bucket in self._buckets)
-        num_tokens = self._num_tokens + sum(bucket[1] for bucket in self._buckets)
-        return num_tokens / seconds if seconds else None
+        seconds = self._seconds + self._full_seconds
+        return (self._num_tokens + self._full_tokens) / seconds if seconds else None
 
     @property
     def expected_output_tokens(self) -> float:

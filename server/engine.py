@@ -7,8 +7,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import astuple
 
 from models.runner import ModelRunner
 from models.step_outputs import PendingStep
@@ -74,7 +75,7 @@ class Engine:
         """Counters and gauges as of now."""
         stats = self._scheduler.stats
         return EngineStats(
-            **asdict(stats),
+            *astuple(stats),
             num_integrity_failures=self._num_integrity_failures,
             queue_seconds=self._load.seconds_until_served(stats),
         )

@@ -18,6 +18,7 @@ from scheduler.admission import RequestRefused
 from server.engine import Engine, build_engine
 from server.engine_config import EngineConfig
 from server.engine_sizing import UnservableSettings
+from server.garbage_collection import spare_collections
 from server.ipc import MessageCodec
 from server.logging_setup import configure_logging
 from server.messages import (
@@ -45,29 +46,46 @@ class Woken:
 
 
 class Outbox:
-    """Sends from a thread of its own: an edge that reads slowly never holds up a step."""
+    """Sends at once what the connection takes, and the rest from a thread: a slow edge never holds up a step.
+
+    For one thread that sends: it hands a message to the kernel before it goes on, and nobody need be woken for that.
+    """
 
     def __init__(self, connection: socket.socket, codec: MessageCodec) -> None:
         """Start the thread."""
         self._connection = connection
         self._codec = codec
-        self._messages: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._send_all, name="outbox", daemon=True)
+        self._rest: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
+        self._num_handed_over = 0  # to the thread
+        self._num_sent = 0  # by the thread, which alone changes it
+        self._thread = threading.Thread(target=self._send_rest, name="outbox", daemon=True)
         self._thread.start()
 
     def send(self, message: EngineMessage) -> None:
-        """Queue a message."""
-        self._messages.put(message)
+        """Send a message, or as much of it as there is room for now, and the rest as soon as there is."""
+        frame = self._codec.encode(message)
+        num_sent = 0
+        if self._num_sent == self._num_handed_over:  # else it would overtake what the thread still has
+            try:
+                num_sent = self._connection.send(frame, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
+            except ConnectionError:
+                return  # the edge is gone; the inbox sees it too and ends the process
+        if num_sent < len(frame):
+            self._num_handed_over += 1
+            self._rest.put(memoryview(frame)[num_sent:])
 
     def close(self) -> None:
-        """Send what is queued, then end the thread."""
-        self._messages.put(None)
+        """Send what is left, then end the thread."""
+        self._rest.put(None)
         self._thread.join(timeout=5.0)
 
-    def _send_all(self) -> None:
+    def _send_rest(self) -> None:
         try:
-            while (message := self._messages.get()) is not None:
-                self._connection.sendall(self._codec.encode(message))
+            while (rest := self._rest.get()) is not None:
+                self._connection.sendall(rest)
+                self._num_sent += 1
         except ConnectionError:
             return  # the edge is gone; the inbox sees it too and ends the process
         except BaseException:
@@ -193,6 +211,7 @@ def main() -> None:
         outbox.close()
         sys.exit(1)
     outbox.send(engine.info)
+    spare_collections()
     run_loop(engine, inbox, outbox)
 
 

@@ -5,10 +5,11 @@ import msgspec
 from scheduler.output import DropCause, SequenceUpdate
 from scheduler.request_report import RequestReport
 from scheduler.sampling_params import SamplingParams
+from scheduler.stats import SchedulerStats
 from server.token_ids import TokenIds
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Edge to engine: a validated, tokenised request."""
 
     request_id: str
@@ -23,21 +24,21 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     deadline: float | None = None  # by which its answer must be complete
 
 
-class Abort(msgspec.Struct, frozen=True, tag=True):
+class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Edge to engine: end a request, or one of its sequences; nothing more is sent about it."""
 
     request_id: str
     index: int | None = None  # None = all of them
 
 
-class Inspect(msgspec.Struct, frozen=True, tag=True):
+class Inspect(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Edge to engine: what has happened to these requests so far? Answered between two steps."""
 
     number: int  # of the question
     request_ids: list[str]
 
 
-class EngineInfo(msgspec.Struct, frozen=True, tag=True):
+class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Engine to edge, once, when it is ready to serve."""
 
     max_model_len: int  # the model's or the setting's limit, capped by what an empty pool holds
@@ -54,7 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     quantization: str = "none"  # of the weights
 
 
-class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+class LoadProgress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Engine to edge while loading."""
 
     stage: str  # for a person: "weights", "KV cache", ...
@@ -62,13 +63,13 @@ class LoadProgress(msgspec.Struct, frozen=True, tag=True):
     total: int
 
 
-class EngineFailure(msgspec.Struct, frozen=True, tag=True):
+class EngineFailure(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Engine to edge: it cannot start with this model and these settings. The process exits after it."""
 
     message: str
 
 
-class Rejected(msgspec.Struct, frozen=True, tag=True):
+class Rejected(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Engine to edge: this request was refused at the scheduler's door."""
 
     request_id: str
@@ -79,38 +80,14 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     retry_after: float | None = None  # seconds after which there should be room, by measured throughput
 
 
-class EngineStats(msgspec.Struct, frozen=True, tag=True):
+class EngineStats(SchedulerStats, frozen=True, array_like=True):
     """Counters and gauges since the engine's start; the edge turns them into metrics."""
 
-    num_running: int
-    num_waiting: int
-    num_blocks: int
-    num_used_blocks: int
-    num_steps: int
-    num_preemptions: int
-    num_prompt_tokens: int
-    num_generation_tokens: int
-    num_recomputed_tokens: int
-    num_prefix_queries: int = 0
-    num_prefix_hits: int = 0
-    num_swapped_out_blocks: int = 0
-    num_swapped_in_blocks: int = 0
-    num_dropped_queue_full: int = 0
-    num_dropped_queue_timeout: int = 0
-    num_dropped_deadline: int = 0
-    num_deferred: int = 0
-    num_queued_tokens: int = 0
-    num_starving: int = 0
-    num_cached_blocks: int = 0
-    num_evicted_blocks: int = 0
-    num_saved_blocks: int = 0
-    num_host_blocks: int = 0
-    num_used_host_blocks: int = 0
     num_integrity_failures: int = 0  # idle checks of the block pool that found it not whole
     queue_seconds: float | None = None  # for what waits, by the speed of the last steps; None = nothing was timed yet
 
 
-class StepUpdates(msgspec.Struct, frozen=True, tag=True):
+class StepUpdates(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Engine to edge: after a step, or on its own once a second as a sign of life."""
 
     updates: list[SequenceUpdate]
@@ -118,7 +95,7 @@ class StepUpdates(msgspec.Struct, frozen=True, tag=True):
     reports: list[RequestReport] = []  # of requests that have ended, in whatever way
 
 
-class Inspection(msgspec.Struct, frozen=True, tag=True):
+class Inspection(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Engine to edge: the answer to Inspect."""
 
     number: int  # of the question

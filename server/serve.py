@@ -5,7 +5,6 @@ second signal ends all at once. Knows no routes.
 """
 
 import asyncio
-import gc
 import logging
 import math
 import resource
@@ -25,6 +24,7 @@ from server.app import create_app, key_ring
 from server.config import Settings
 from server.download_progress import terminal_progress
 from server.engine_client import EngineClient, EngineRefusedSettings, EngineStartError
+from server.garbage_collection import spare_collections
 from server.http_protocol import BoundedHttpProtocol
 from server.logging_setup import configure_logging
 from server.model_store import ModelStoreError, resolve
@@ -38,7 +38,6 @@ _EXIT_FAILURE = 1
 _EXIT_USAGE = 2
 _SWITCH_SECONDS = 0.0005
 _MAX_FILES = 65536
-_COLLECTION_THRESHOLDS = (1000, 10, 100)  # new objects, collections of the youngest, and of the next
 _KEEP_ALIVE_SECONDS = 75  # longer than proxies keep an idle connection: the side that reuses it should end it
 _CLOSE_SECONDS = 5  # for connections to take the end of their answers
 
@@ -120,7 +119,7 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
     try:
         if starting.done() and not serving.done():
             print_ready(settings, model_path, starting.result(), listener.getsockname()[1])
-            _spare_the_loop_collections()
+            spare_collections()
             await _until_over(serving, engine)
     except EngineStartError as error:
         if not engine.draining:  # a signal during the start is no failure
@@ -182,17 +181,6 @@ def _listen(host: str, port: int) -> socket.socket:
     """A bound socket, before the model is loaded: a port in use shows at once. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=2048)
-
-
-def _spare_the_loop_collections() -> None:
-    """Leave what was loaded out of garbage collections, and make full ones rare.
-
-    Each object that lives takes a full collection 0.2 µs, in which no thread runs: a quarter of a second for what a
-    server has after its start and eight requests of 2048 prompts. Cycles that end as young as requests do are found by
-    the collections of young objects.
-    """
-    gc.freeze()
-    gc.set_threshold(*_COLLECTION_THRESHOLDS)
 
 
 def _raise_file_limit() -> None:

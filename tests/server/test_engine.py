@@ -1,7 +1,6 @@
 """The engine's own small duties; its steps are tested through its process and through HTTP."""
 
 import logging
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +22,7 @@ def failing_check():
 
 
 def test_a_pool_that_is_not_whole_is_reported_and_counted_and_serving_goes_on(caplog):
-    stats = SchedulerStats(*[0] * len(fields(SchedulerStats)))
+    stats = SchedulerStats(*[0] * len(SchedulerStats.__struct_fields__))
     engine = Engine(SimpleNamespace(check_integrity=failing_check, stats=stats), runner=None, info=None)
     with caplog.at_level(logging.ERROR):
         engine.check_integrity()
