@@ -14,7 +14,7 @@ CLIENTS_VENV := .venv-clients
 CLIENTS_OF_PYPROJECT := import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"], sep="\n")
 
-.PHONY: serve test clients lint kernels bench paper clean
+.PHONY: serve test clients lint kernels bench paper peers clean
 
 serve: $(VENV)/installed
 	$(BIN)/octavo serve $(ARGS)
@@ -53,6 +53,12 @@ paper: $(VENV)/installed
 	$(BIN)/python benchmarks/step_cost_model.py
 	$(BIN)/python benchmarks/scheduler_cost.py
 	$(BIN)/python benchmarks/paper.py $(ARGS)
+
+# Octavo beside llama.cpp's server and vLLM, which must be there already; writes docs/peers.md too. About 25 minutes:
+# make peers ARGS="--llama-server PATH/llama-server --vllm PATH/bin/vllm --vllm-model DIR"
+peers: $(VENV)/installed
+	$(BIN)/octavo pull smollm2
+	$(BIN)/python benchmarks/peers.py $(ARGS)
 
 # A stamp per kind of installation, so that a second run starts at once.
 $(VENV)/installed: pyproject.toml setup.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)

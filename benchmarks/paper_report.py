@@ -4,8 +4,10 @@ The paper's numbers are from Kwon et al., "Efficient Memory Management for Large
 PagedAttention", SOSP 2023 (arXiv:2309.06180).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from benchmarks.markdown_table import markdown_table
 
 # By server: share of KV memory that holds tokens (Figure 2), requests in the batch at 2 requests/s (Figure 13a).
 _PAPER_MEMORY = {"paged": "96.3 %", "oracle": "38.2 %", "pow2": "26.8 %", "max": "20.4 %", "static": ""}
@@ -80,7 +82,7 @@ def _memory(result: Mapping[str, Any]) -> str:
                 )
             )
     rates = " and ".join(f"{rate:g}" for rate in dict.fromkeys(use["rate"] for use in result["memory"]))
-    table = _table(
+    table = markdown_table(
         ("lengths", "server", "tokens / reserved", "tokens / all", "paper", "batch, full", "batch, rate", "paper"), rows
     )
     return f"""## Memory
@@ -115,7 +117,7 @@ The highest rate of requests with a mean normalised latency (seconds from arriva
 Figure 12) of at most five times that of a request that has the engine to itself: {limits}. Simulated;
 the mean is over the half of the requests that ended last.
 
-{_table(("setting", "lengths", "server", "requests/s", "Octavo takes, times", "paper"), rows)}
+{markdown_table(("setting", "lengths", "server", "requests/s", "Octavo takes, times", "paper"), rows)}
 
 ![Latency against the rate of requests](../benchmarks/results/paper_throughput.png)"""
 
@@ -145,7 +147,7 @@ def _measured(result: Mapping[str, Any]) -> str:
 Both servers on the same model, kernels and memory on this machine, on a clock that is the sum of what their steps took
 (`benchmarks/static_batching.py`). In brackets what the simulation says of the same requests.
 
-{_table(head, rows)}"""
+{markdown_table(head, rows)}"""
 
 
 def _sharing(result: Mapping[str, Any]) -> str:
@@ -161,7 +163,7 @@ def _sharing(result: Mapping[str, Any]) -> str:
 KV blocks that sharing saves, of those that would be needed without (Figure 15). What answers to the same prompt share
 follows from the lengths; beams were searched with the model, and what they share depends on its text.
 
-{_table(head, rows)}
+{markdown_table(head, rows)}
 
 ![Blocks saved by sharing](../benchmarks/results/paper_sharing.png)"""
 
@@ -200,7 +202,7 @@ What blocks of 1 to 256 tokens waste and how many requests fit with a full cache
 ShareGPT and 16 to 32 on Alpaca, where larger ones hurt (Figure 18b), and its kernel 20-26 % slower than a contiguous
 one (Figure 18a).
 
-{_table(head, rows)}
+{markdown_table(head, rows)}
 
 ![Block sizes and preemption](../benchmarks/results/paper_blocks.png)"""
 
@@ -232,7 +234,7 @@ a full cache when preempted sequences come back in one way, the other, or the ch
 swapping bad with small blocks, since it copies each alone, and both equal at 16 to 64 (Figure 19). This engine gathers
 the blocks of a step before it copies them, so that their size matters less; on a CPU, computing is dear beside copying.
 
-{_table(head, rows)}"""
+{markdown_table(head, rows)}"""
 
 
 def _data_sets(result: Mapping[str, Any]) -> list[str]:
@@ -245,8 +247,3 @@ def _of(values: Iterable[Mapping[str, Any]], **wanted: object) -> list[Mapping[s
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -24,8 +24,9 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.local_server import local_server
+from benchmarks.saved_tokenizer import save_tokenizer
 from server import cli, serve
-from server.tokenizer import Tokenizer, load_tokenizer
+from server.tokenizer import load_tokenizer
 from tests.server.doubles import FakeEngine
 
 GAPS_PATH = "/benchmark/gaps"
@@ -107,15 +108,8 @@ def save_tiny_model(folder: Path, tokenizer_path: Path) -> Path:
     )
     torch.manual_seed(1)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    _save_tokenizer(tokenizer, folder)
+    save_tokenizer(tokenizer, folder)
     return folder
-
-
-def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    parts = tokenizer._parts
-    parts.backend.save(str(folder / "tokenizer.json"))
-    settings = {**parts.special_tokens, "chat_template": parts.chat_templates["default"]}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 @contextmanager

@@ -1,0 +1,143 @@
+"""The servers that peers.py compares: how each is started at its best on this machine, and what it says it is.
+
+Knows the servers' flags, no load.
+"""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from benchmarks.machine import ROOT
+from benchmarks.server_process import ServerDidNotStart, ServerProcess, free_port, server_process
+
+OCTAVO = "octavo"
+MAX_TOKENS = 2048  # of a prompt of 1,024 words (at most 1,600 tokens) and its answer
+START_SECONDS = 600.0  # vLLM may compile for minutes
+_IDLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """How one server is started and asked who it is. A port is added to the command."""
+
+    name: str
+    program: tuple[str, ...]  # what is run
+    shown_program: str  # the same for people on another machine
+    flags: tuple[str, ...]
+    ready_path: str
+    version_path: str
+    version_key: str
+    why: str  # these settings
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown_command(self) -> str:
+        """The command for a page: the names of files without their folders, and no port."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        flags = [Path(flag).name if flag.startswith("/") else flag for flag in self.flags]
+        return " ".join([*variables, self.shown_program, shlex.join(flags)]).rstrip()
+
+
+def octavo_plan(model: str, extra: Sequence[str]) -> ServerPlan:
+    """This checkout's server, as it is without flags."""
+    flags = [] if model == "smollm2" else ["--model", model]
+    return ServerPlan(
+        name=OCTAVO,
+        program=(sys.executable, "-m", "server.cli", "serve"),
+        shown_program="octavo serve",
+        flags=(*flags, *extra),
+        ready_path="/health/ready",
+        version_path="/version",
+        version_key="version",
+        why="the defaults",
+    )
+
+
+def llama_plan(program: Path, gguf: Path, num_slots: int, extra: Sequence[str]) -> ServerPlan:
+    """llama.cpp's server on the same file, with a slot for every client."""
+    cores = str(_num_cores())
+    flags = ["--model", str(gguf), "--threads", cores, "--threads-batch", cores, "--parallel", str(num_slots)]
+    flags += ["--kv-unified", "--ctx-size", str(num_slots * MAX_TOKENS)]
+    return ServerPlan(
+        name="llama.cpp",
+        program=(str(program),),
+        shown_program=program.name,
+        flags=(*flags, *extra),
+        ready_path="/health",
+        version_path="/props",
+        version_key="build_info",
+        why="a thread for each core; a slot for each client, and one KV cache for all slots, so that a client alone "
+        "does not pay for the others' room; room for every slot's longest request",
+    )
+
+
+def vllm_plan(program: Path, model: Path, num_seqs: int, dtype: str, extra: Sequence[str]) -> ServerPlan:
+    """The same weights, as a directory in Hugging Face layout, on vLLM."""
+    flags = ["serve", str(model), "--dtype", dtype, "--max-model-len", str(MAX_TOKENS), "--max-num-seqs", str(num_seqs)]
+    flags += ["--enable-prompt-tokens-details"]
+    return ServerPlan(
+        name="vllm",
+        program=(str(program),),
+        shown_program=program.name,
+        flags=(*flags, *extra),
+        ready_path="/health",
+        version_path="/version",
+        version_key="version",
+        why="room for every client's request; prefix caching and chunked prefill are on by default",
+        environment={"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1"},
+    )
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedServer:
+    """A server that was started and got ready."""
+
+    plan: ServerPlan
+    process: ServerProcess
+    port: int
+    model: str  # the name by which requests ask for it
+    version: str
+    start_seconds: float
+    idle_processors: float  # processors that it keeps busy with nothing to do
+
+
+@contextmanager
+def loaded_server(plan: ServerPlan) -> Iterator[LoadedServer]:
+    """Start a server, wait until it is ready, and ask it who it is.
+
+    Raises:
+        ServerDidNotStart: with the server's own output.
+    """
+    port = free_port()
+    command = [*plan.program, *plan.flags, "--port", str(port)]
+    begin = time.perf_counter()
+    with server_process(command, f"http://127.0.0.1:{port}", ROOT, plan.environment) as process:
+        process.wait_until_ready(plan.ready_path, START_SECONDS, {})
+        start_seconds = time.perf_counter() - begin
+        try:
+            model, version = _identity(plan, process.url)
+        except (httpx.HTTPError, KeyError, IndexError) as error:
+            raise ServerDidNotStart(f"{plan.name} did not say what it is: {error}") from error
+        before = process.processor_seconds()
+        time.sleep(_IDLE_SECONDS)
+        idle = (process.processor_seconds() - before) / _IDLE_SECONDS
+        yield LoadedServer(plan, process, port, model, version, start_seconds, idle)
+
+
+def _identity(plan: ServerPlan, url: str) -> tuple[str, str]:
+    """The model's name and the server's version."""
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        models = client.get("/v1/models").raise_for_status().json()
+        version = client.get(plan.version_path).raise_for_status().json()
+    return models["data"][0]["id"], version[plan.version_key]
