@@ -11,7 +11,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCE_DIR = Path("kernels/cpu")
-ENTRY_SOURCES = ("paged_attention.cpp", "model_ops.cpp", "quantized.cpp", "kernel_sets.cpp")
+ENTRY_SOURCES = ("paged_attention.cpp", "model_ops.cpp", "quantized.cpp", "decoder_layers.cpp", "kernel_sets.cpp")
 KERNEL_SOURCES = ("attention_tile.cpp", "linear_tile.cpp", "row_kernels.cpp", "quantized_tile.cpp")
 HEADERS = (
     "native.h",
@@ -23,6 +23,7 @@ HEADERS = (
     "model_ops.h",
     "quantized.h",
     "quantized_tasks.h",
+    "decoder_layers.h",
     "threads.h",
     "lanes.h",
     "int8_dot.h",

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from kernels.attention.backend import AttentionBackend
+from kernels.attention.cpu import CpuBackend
 from kernels.attention.metadata import AttentionMetadata, AttentionParams, KVLayer
+from kernels.model_ops.native_layers import NativeLayers
 from kernels.model_ops.ops import ModelOps
 from kernels.quantized_weight import QuantizedWeight
 from models.config import LayerConfig, ModelConfig
@@ -87,6 +89,7 @@ class Decoder(nn.Module):
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))  # one or two
         self.rotary = [RotaryEmbedding(rope, config.head_dim, device) for rope in ropes]
         self.rope_of_layer = [ropes.index(layer.rope) for layer in config.layers]
+        self.native_layers: NativeLayers | None = None  # where the layers run in one native call
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, backend: AttentionBackend, kv_layers: list[KVLayer]) -> torch.Tensor:
@@ -97,6 +100,8 @@ class Decoder(nn.Module):
         """
         residual = self.ops.embed(batch.input_ids, self.embedding, self.embedding_scale)
         angles = [rotary.angles(batch.positions, self.ops) for rotary in self.rotary]
+        if self.native_layers is not None and isinstance(backend, CpuBackend):
+            return self.native_layers.run(residual, angles, backend, kv_layers, batch.attn)
         delta = None
         for layer, kv_layer, rope in zip(self.layers, kv_layers, self.rope_of_layer, strict=True):
             delta, residual = layer(delta, residual, angles[rope], backend, kv_layer, batch.attn)

@@ -19,6 +19,7 @@ from models.gguf_checkpoint import GGUFCheckpoint
 from models.gguf_config import read_gguf_config
 from models.hf_config import read_hf_config
 from models.layers import Slots
+from models.native_layers import native_layers
 from models.quantization import CodedRows, Quantization, can_quantize, quantize_weight
 from models.safetensors_checkpoint import SafetensorsCheckpoint
 
@@ -94,6 +95,7 @@ def load_model(
         for start_row, piece in checkpoint.pieces(name):
             slot.write(start_row, piece)
         progress.add(checkpoint.num_bytes(name))
+    decoder.native_layers = native_layers(decoder)
     return decoder
 
 

@@ -22,6 +22,8 @@ from kernels.cpu.native_library import (
     select_instruction_set,
 )
 
+_WITHIN_BFLOAT16 = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)  # dtypes of a cache whose values it can hold
+
 
 class CpuBackend:
     """Computes on torch's own threads, in float32, from any query and cache that the library takes.
@@ -43,6 +45,11 @@ class CpuBackend:
         """
         self._library = load_library()
         self.instruction_set = select_instruction_set(self._library, instruction_set)
+        self._multiplies_bfloat16 = self.instruction_set == "avx512_bf16"
+
+    def query_dtype(self, dtype: torch.dtype, kv_layer: KVLayer) -> torch.dtype:
+        """What queries of `dtype` had best be rounded to: the type in which the processor multiplies with the cache."""
+        return torch.bfloat16 if self._multiplies_bfloat16 and kv_layer.key.dtype in _WITHIN_BFLOAT16 else dtype
 
     def write_kv(
         self,
@@ -63,7 +70,7 @@ class CpuBackend:
         args = WriteKVArgs(
             key=key.data_ptr(),
             value=value.data_ptr(),
-            **_cache_fields(kv_layer),
+            **cache_fields(kv_layer),
             slot_mapping=_pointer(metadata.slot_mapping, torch.int64),
             num_tokens=key.shape[0],
             num_kv_heads=num_kv_heads,
@@ -105,7 +112,7 @@ class CpuBackend:
             sin=_pointer(rotation.sin, torch.float32),
             norm_weight=None if norm_weight is None else _pointer(norm_weight, torch.float32),
             query=query.data_ptr(),
-            **_cache_fields(kv_layer),
+            **cache_fields(kv_layer),
             slot_mapping=_pointer(metadata.slot_mapping, torch.int64),
             num_tokens=num_tokens,
             num_q_heads=num_q_heads,
@@ -145,7 +152,7 @@ class CpuBackend:
         args = AttendArgs(
             query=query.data_ptr(),
             out=out.data_ptr(),
-            **_cache_fields(kv_layer),
+            **cache_fields(kv_layer),
             query_start_loc=_pointer(metadata.query_start_loc, torch.int32),
             seq_lens=_pointer(metadata.seq_lens, torch.int32),
             block_tables=metadata.block_tables.data_ptr(),
@@ -181,7 +188,7 @@ def _pointer(x: torch.Tensor, dtype: torch.dtype) -> int:
     return x.data_ptr()
 
 
-def _cache_fields(kv_layer: KVLayer) -> dict[str, Any]:
+def cache_fields(kv_layer: KVLayer) -> dict[str, Any]:
     """Where the cache of a layer lies and what it holds: fields that all argument structs have.
 
     Raises:

@@ -167,6 +167,40 @@ class EmbedArgs(ctypes.Structure):
     )
 
 
+class LayerWeights(ctypes.Structure):
+    """Mirrors `octavo::LayerWeights` of decoder_layers.h."""
+
+    _fields_ = (
+        *_fields(QuantizedWeightArgs, "qkv", "output", "gate_up", "down"),
+        *_fields(
+            ctypes.c_void_p, "attention_norm", "mlp_norm", "attention_output_norm", "mlp_output_norm", "head_norm"
+        ),
+        *_fields(ctypes.c_int64, "rope", "sliding_window"),
+    )
+
+
+class LayerCache(ctypes.Structure):
+    """Mirrors `octavo::LayerCache` of decoder_layers.h."""
+
+    _fields_ = _fields(ctypes.c_void_p, "key", "value", "key_scale", "value_scale")
+
+
+class DecoderArgs(ctypes.Structure):
+    """Mirrors `octavo::DecoderArgs` of decoder_layers.h."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(LayerWeights)),
+        ("caches", ctypes.POINTER(LayerCache)),
+        *_fields(ctypes.c_void_p, "final_norm", "residual", "out"),
+        *_fields(ctypes.c_void_p * 2, "cos", "sin"),
+        ("write", RotateAndWriteArgs),
+        ("attend", AttendArgs),
+        *_fields(ctypes.c_int64, "num_layers", "num_tokens", "hidden_size", "intermediate_size"),
+        *_fields(ctypes.c_float, "eps"),
+        *_fields(ctypes.c_int32, "activation", "instruction_set", "num_threads"),
+    )
+
+
 _FUNCTIONS = {
     "octavo_attend": AttendArgs,
     "octavo_write_kv": WriteKVArgs,
@@ -178,6 +212,7 @@ _FUNCTIONS = {
     "octavo_soft_cap": SoftCapArgs,
     "octavo_quantized_linear": QuantizedLinearArgs,
     "octavo_embed": EmbedArgs,
+    "octavo_run_layers": DecoderArgs,
 }
 
 

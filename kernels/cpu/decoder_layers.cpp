@@ -1,0 +1,284 @@
+// All layers of a decoder in one call: norms, products with quantised weights, rotary embedding, attention over the
+// paged cache and gates, in one team of threads. Knows no arithmetic: the kernels of the instruction set that the
+// caller chose do that, row by row and tile by tile as in calls of a single operation.
+#include "decoder_layers.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#include "attend_plan.h"
+#include "quantized_tasks.h"
+#include "threads.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kLoopsPerLayer = 12;  // at most
+constexpr int64_t kRowsPerTask = 4;
+
+// Hands out parts of a buffer; without one it only adds up what they take.
+class Carver {
+ public:
+  explicit Carver(float* base) : base_(base) {}
+
+  float* floats(int64_t count) {
+    float* part = base_ ? base_ + size_ : nullptr;
+    size_ += (count + 15) / 16 * 16;  // whole cache lines
+    return part;
+  }
+
+  int64_t size() const { return size_; }
+
+ private:
+  float* base_;
+  int64_t size_ = 0;
+};
+
+// What products and attention write: all threads share it.
+struct SharedBuffers {
+  float *heads, *query, *attended, *delta, *gate_up;
+
+  SharedBuffers(const DecoderArgs& args, Carver& carver) {
+    const int64_t num_q = args.write.num_q_heads, num_heads = num_q + 2 * args.write.num_kv_heads;
+    heads = carver.floats(args.num_tokens * num_heads * args.write.head_dim);
+    query = carver.floats(args.num_tokens * num_q * args.write.head_dim);
+    attended = carver.floats(args.num_tokens * num_q * args.write.head_dim);
+    delta = carver.floats(args.num_tokens * args.hidden_size);
+    gate_up = carver.floats(args.num_tokens * 2 * args.intermediate_size);
+  }
+};
+
+// What operations on rows write.
+struct RowBuffers {
+  float *residual, *normed, *gated, *quantized;
+
+  RowBuffers(const DecoderArgs& args, Carver& carver) {
+    residual = carver.floats(args.num_tokens * args.hidden_size);
+    normed = carver.floats(args.num_tokens * args.hidden_size);
+    gated = carver.floats(args.num_tokens * args.intermediate_size);
+    int64_t most = 0;
+    for (int64_t i = 0; i < args.num_layers; ++i) {
+      const LayerWeights& layer = args.layers[i];
+      for (const QuantizedWeight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+        most = std::max(most, quantized_rows_floats(args.num_tokens, weight->in_features, weight->group_size));
+    }
+    quantized = carver.floats(most);
+  }
+};
+
+// What a step decides once, for all layers and threads.
+struct Step {
+  const DecoderArgs& args;
+  const KernelSet& kernels;
+  // Few rows are not worth waiting for: every thread then computes all of them, into buffers of its own, and only
+  // products and attention are shared out.
+  const bool replicates;
+  Team team;
+  AttendPlan whole, windowed;  // of layers without and with a sliding window
+  std::atomic<Status> status{kOk};
+
+  Step(const DecoderArgs& decoder, const KernelSet& set)
+      : args(decoder),
+        kernels(set),
+        replicates(decoder.num_tokens < 2 * decoder.num_threads),
+        team(decoder.num_threads, (decoder.num_layers + 1) * kLoopsPerLayer) {}
+
+  Status plan() {
+    for (int64_t i = 0; i < args.num_layers; ++i) {
+      AttendArgs attend = args.attend;
+      attend.sliding_window = args.layers[i].sliding_window;
+      AttendPlan& plan = attend.sliding_window ? windowed : whole;
+      if (!plan.tasks.empty()) continue;
+      if (const Status failed = plan_attend(attend, plan)) return failed;
+    }
+    return kOk;
+  }
+
+  int64_t num_row_buffers() const { return replicates ? args.num_threads : 1; }
+};
+
+// The layers as one thread runs them.
+class LayerThread {
+ public:
+  LayerThread(Step& step, const SharedBuffers& shared, const RowBuffers& rows, bool is_first)
+      : step_(step), args_(step.args), shared_(shared), rows_(rows), is_first_(is_first) {}
+
+  void run() {
+    const int64_t size = args_.hidden_size;
+    for_rows([&](int64_t row) {
+      std::memcpy(rows_.residual + row * size, args_.residual + row * size, size * sizeof(float));
+    });
+    for (int64_t i = 0; i < args_.num_layers; ++i) {
+      const LayerWeights& layer = args_.layers[i];
+      norm_and_quantize(i ? args_.layers[i - 1].mlp_output_norm : nullptr, i > 0, layer.attention_norm, layer.qkv);
+      multiply(layer.qkv, shared_.heads);
+      attend(layer, args_.caches[i]);
+      for_rows([&](int64_t row) { quantize(shared_.attended, layer.output, row); });
+      multiply(layer.output, shared_.delta);
+      norm_and_quantize(layer.attention_output_norm, true, layer.mlp_norm, layer.gate_up);
+      multiply(layer.gate_up, shared_.gate_up);
+      gate_and_quantize(layer.down);
+      multiply(layer.down, shared_.delta);
+    }
+    const LayerWeights& last = args_.layers[args_.num_layers - 1];
+    float* out = is_first_ || !step_.replicates ? args_.out : rows_.normed;
+    for_rows([&](int64_t row) { add_and_norm(last.mlp_output_norm, true, args_.final_norm, out, row); });
+  }
+
+ private:
+  template <typename Body>
+  void for_rows(const Body& body) {
+    if (step_.replicates) {
+      for (int64_t row = 0; row < args_.num_tokens; ++row) body(row);
+      return;
+    }
+    step_.team.for_each(loop_, ceil_div(args_.num_tokens, kRowsPerTask), [&](int64_t chunk) {
+      const int64_t end = std::min(args_.num_tokens, (chunk + 1) * kRowsPerTask);
+      for (int64_t row = chunk * kRowsPerTask; row < end; ++row) body(row);
+    });
+  }
+
+  QuantizedRows quantized_for(const QuantizedWeight& weight) const {
+    return quantized_rows(rows_.quantized, args_.num_tokens, weight.in_features, weight.group_size);
+  }
+
+  void quantize(const float* inputs, const QuantizedWeight& weight, int64_t row) const {
+    step_.kernels.quantized->quantize_row(inputs + row * weight.in_features, weight.in_features, weight.group_size,
+                                          quantized_for(weight), row);
+  }
+
+  RmsNormArgs norm_args(const float* inputs, const float* weight, float* out) const {
+    RmsNormArgs norm = {};
+    norm.inputs = inputs;
+    norm.weight = weight;
+    norm.out = out;
+    norm.num_rows = args_.num_tokens;
+    norm.size = args_.hidden_size;
+    norm.eps = args_.eps;
+    norm.element_type = kFloat32;
+    return norm;
+  }
+
+  // residual += delta, normed by itself first where the family does that; out = norm(residual).
+  void add_and_norm(const float* delta_norm, bool adds, const float* weight, float* out, int64_t row) const {
+    const RowKernels& kernels = *step_.kernels.rows;
+    const float* delta = shared_.delta;
+    if (delta_norm) {
+      kernels.rms_norm(norm_args(delta, delta_norm, rows_.normed), row);
+      delta = rows_.normed;
+    }
+    RmsNormArgs norm = norm_args(adds ? delta : rows_.residual, weight, out);
+    if (adds) {
+      norm.residual = rows_.residual;
+      norm.total = rows_.residual;
+    }
+    kernels.rms_norm(norm, row);
+  }
+
+  void norm_and_quantize(const float* delta_norm, bool adds, const float* weight, const QuantizedWeight& next) {
+    for_rows([&](int64_t row) {
+      add_and_norm(delta_norm, adds, weight, rows_.normed, row);
+      quantize(rows_.normed, next, row);
+    });
+  }
+
+  void gate_and_quantize(const QuantizedWeight& next) {
+    GateArgs gate = {};
+    gate.gate_up = shared_.gate_up;
+    gate.out = rows_.gated;
+    gate.num_rows = args_.num_tokens;
+    gate.size = args_.intermediate_size;
+    gate.activation = args_.activation;
+    gate.element_type = kFloat32;
+    for_rows([&](int64_t row) {
+      step_.kernels.rows->gate(gate, row);
+      quantize(rows_.gated, next, row);
+    });
+  }
+
+  void multiply(const QuantizedWeight& weight, float* out) {
+    const PanelTasks tasks(weight, args_.num_tokens, args_.num_threads);
+    const QuantizedRows rows = quantized_for(weight);
+    step_.team.for_each(loop_, tasks.count,
+                        [&](int64_t i) { step_.kernels.quantized->multiply(weight, rows, tasks[i], out); });
+  }
+
+  void attend(const LayerWeights& layer, const LayerCache& cache) {
+    RotateAndWriteArgs write = args_.write;
+    write.heads = shared_.heads;
+    write.query = shared_.query;
+    write.cos = args_.cos[layer.rope];
+    write.sin = args_.sin[layer.rope];
+    write.norm_weight = layer.head_norm;
+    write.key_cache = cache.key;
+    write.value_cache = cache.value;
+    write.key_scale = cache.key_scale;
+    write.value_scale = cache.value_scale;
+    step_.team.for_each(loop_, args_.num_tokens, [&](int64_t token) {
+      float* scratch = thread_scratch(2 * write.head_dim);
+      if (scratch) step_.kernels.rows->rotate_and_write(write, token, scratch);
+      else step_.status = kOutOfMemory;
+    });
+    AttendArgs attend = args_.attend;
+    attend.query = shared_.query;
+    attend.out = shared_.attended;
+    attend.key_cache = cache.key;
+    attend.value_cache = cache.value;
+    attend.key_scale = cache.key_scale;
+    attend.value_scale = cache.value_scale;
+    attend.sliding_window = layer.sliding_window;
+    AttendPlan& plan = layer.sliding_window ? step_.windowed : step_.whole;
+    step_.team.for_each(loop_, static_cast<int64_t>(plan.tasks.size()), [&](int64_t i) {
+      if (const Status failed = run_attend_task(attend, plan, i)) step_.status = failed;
+    });
+  }
+
+  Step& step_;
+  const DecoderArgs& args_;
+  const SharedBuffers& shared_;
+  const RowBuffers rows_;
+  const bool is_first_;
+  int64_t loop_ = 0;
+};
+
+Status run_layers(const DecoderArgs& args) {
+  const KernelSet* kernels = kernel_set(args.instruction_set);
+  if (!kernels) return kUnsupported;
+  for (int64_t token = 0; token < args.num_tokens; ++token)
+    if (args.write.slot_mapping[token] >= args.write.num_blocks * args.write.block_size) return kBadSlot;
+  Step step(args, *kernels);
+  if (const Status failed = step.plan()) return failed;
+  static thread_local Scratch kept;
+  Carver counter(nullptr);
+  SharedBuffers{args, counter};
+  const int64_t shared_size = counter.size();
+  RowBuffers{args, counter};
+  const int64_t rows_size = counter.size() - shared_size;
+  float* buffer = kept.floats(shared_size + step.num_row_buffers() * rows_size);
+  if (!buffer) return kOutOfMemory;
+  Carver shared_carver(buffer);
+  const SharedBuffers shared(args, shared_carver);
+#pragma omp parallel num_threads(args.num_threads)
+  {
+    const int64_t thread = omp_get_thread_num();
+    Carver carver(buffer + shared_size + (step.replicates ? thread * rows_size : 0));
+    LayerThread(step, shared, RowBuffers(args, carver), thread == 0).run();
+  }
+  return step.status;
+}
+
+}  // namespace
+}  // namespace octavo
+
+extern "C" int32_t octavo_run_layers(const octavo::DecoderArgs* args) {
+  try {
+    return octavo::run_layers(*args);
+  } catch (const std::bad_alloc&) {
+    return octavo::kOutOfMemory;
+  }
+}
