@@ -1,4 +1,7 @@
-"""Servers that tests of this folder share: one on the default model with the default settings, one on a tiny model."""
+"""Servers that tests of this folder share: one on the default model, one on a tiny model.
+
+Both compute with the weights as they are: transformers is the oracle of their answers.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +15,12 @@ from tests.end_to_end.server_process import ServerProcess
 from tests.end_to_end.tiny_tokenizer import save_tokenizer
 from tests.models.tiny_models import SIZES, build, save
 
+EXACT = ("--quantization", "none")
+
 
 @pytest.fixture(scope="package")
 def smollm2(smollm2_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(smollm2_path, "--served-model-name", "smollm2") as server:
+    with ServerProcess(smollm2_path, *EXACT, "--served-model-name", "smollm2") as server:
         yield server
 
 
@@ -34,6 +39,6 @@ def cramped_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cramped
     path, oracle = tmp_path_factory.mktemp("gemma3"), build("gemma3")
     save(oracle, path)
     save_tokenizer(path, SIZES["vocab_size"])
-    flags = ("--cpu-threads", "1", "--max-num-batched-tokens", "8", "--num-gpu-blocks-override", "17")
+    flags = (*EXACT, "--cpu-threads", "1", "--max-num-batched-tokens", "8", "--num-gpu-blocks-override", "17")
     with ServerProcess(path, *flags, "--served-model-name", "tested") as server:
         yield Cramped(server, oracle, load_tokenizer(path))

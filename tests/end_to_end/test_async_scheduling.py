@@ -39,7 +39,8 @@ def is_idle(server):
 
 def test_answers_are_those_of_a_server_that_steps_in_turn(smollm2, smollm2_path):
     expected = [complete(smollm2, body) for body in REQUESTS]
-    with ServerProcess(smollm2_path, "--served-model-name", "smollm2", "--async-scheduling") as server:
+    flags = ("--served-model-name", "smollm2", "--quantization", "none", "--async-scheduling")
+    with ServerProcess(smollm2_path, *flags) as server:
         assert [complete(server, body) for body in REQUESTS] == expected
         with ThreadPoolExecutor(len(REQUESTS) + 1) as pool:
             left = pool.submit(leave, server)

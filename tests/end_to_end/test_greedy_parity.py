@@ -13,7 +13,7 @@ from tests.models.real_models import gemma3_oracle
 from tests.models.tiny_models import SIZES, build, save
 
 NUM_PROMPTS = 24
-FLAGS = ("--served-model-name", "tested", "--max-num-seqs", str(NUM_PROMPTS))
+FLAGS = ("--served-model-name", "tested", "--quantization", "none", "--max-num-seqs", str(NUM_PROMPTS))
 
 
 def small_pool(prompts, max_tokens):
