@@ -1,6 +1,7 @@
 """Real texts for the tests, read from tests/data (its README names sources and licences). Knows no code under test."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,27 @@ def gsm8k_prompts() -> tuple[str, ...]:
 def humaneval_prompts() -> tuple[str, ...]:
     """40 beginnings of Python functions, to be completed."""
     return tuple(row["prompt"] for row in _json_lines("humaneval/HumanEval_40.jsonl"))
+
+
+@cache
+def humaneval_functions() -> tuple[str, ...]:
+    """The same 40 functions, complete."""
+    return tuple(row["prompt"] + row["canonical_solution"] for row in _json_lines("humaneval/HumanEval_40.jsonl"))
+
+
+@cache
+def gsm8k_dialogues() -> tuple[str, ...]:
+    """50 questions with their answers as two speakers, without the marks of a calculator in the answers."""
+    return tuple(
+        f"User: {row['question']}\nAssistant: {re.sub('<<.*?>>', '', row['answer'])}"
+        for row in _json_lines("gsm8k/test_50.jsonl")
+    )
+
+
+@cache
+def prose() -> str:
+    """The beginning of a novel of 1895: 20 kB of English."""
+    return (DATA_DIR / "texts/time_machine_part.txt").read_text(encoding="utf-8")
 
 
 @cache
