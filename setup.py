@@ -11,8 +11,22 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCE_DIR = Path("kernels/cpu")
-ENTRY_SOURCES = ("paged_attention.cpp", "model_ops.cpp", "quantized.cpp", "decoder_layers.cpp", "kernel_sets.cpp")
-KERNEL_SOURCES = ("attention_tile.cpp", "linear_tile.cpp", "row_kernels.cpp", "quantized_tile.cpp")
+ENTRY_SOURCES = (
+    "paged_attention.cpp",
+    "model_ops.cpp",
+    "quantized.cpp",
+    "decoder_layers.cpp",
+    "sampler.cpp",
+    "kernel_sets.cpp",
+)
+KERNEL_SOURCES = (
+    "attention_tile.cpp",
+    "linear_tile.cpp",
+    "row_kernels.cpp",
+    "quantized_tile.cpp",
+    "sampler_rows.cpp",
+    "logprob_rows.cpp",
+)
 HEADERS = (
     "native.h",
     "paged_attention.h",
@@ -24,6 +38,8 @@ HEADERS = (
     "quantized.h",
     "quantized_tasks.h",
     "decoder_layers.h",
+    "sampler.h",
+    "token_order.h",
     "threads.h",
     "lanes.h",
     "int8_dot.h",

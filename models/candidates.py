@@ -8,6 +8,7 @@ from itertools import groupby
 
 import torch
 
+from kernels.model_ops.ops import ModelOps
 from models.step_outputs import Candidates, to_host
 from scheduler.sampling_params import SamplingParams
 
@@ -30,6 +31,7 @@ def wanted_candidates(num_candidates: Mapping[int, int], rows: Sequence[int]) ->
 
 
 def launch_candidates(
+    ops: ModelOps,
     logits: torch.Tensor,  # [num_sampled, vocab_size] float32, edited
     places: torch.Tensor,  # [num_wanted] int64, those of `wanted`, on the device
     wanted: list[tuple[int, int]],
@@ -38,8 +40,7 @@ def launch_candidates(
     groups, start = [], 0
     for count, members in groupby(wanted, key=lambda want: want[0]):
         end = start + len(list(members))
-        logprobs = torch.log_softmax(logits[places[start:end]], dim=-1)
-        best, token_ids = logprobs.topk(min(count, logits.shape[-1]), dim=-1)
+        _, token_ids, best = ops.token_logprobs(logits[places[start:end]], None, min(count, logits.shape[-1]))
         groups.append((to_host(token_ids), to_host(best)))
         start = end
     return Candidates([place for _, place in wanted], groups)

@@ -119,7 +119,7 @@ class ModelRunner:
         places = step.samples.nonzero()[0].tolist()
         if not places:
             return None
-        rows = step.rows[step.samples]
+        ops, rows = self._model.ops, step.rows[step.samples]
         num_logprobs = {i: k for i, k in enumerate(self._table.num_logprobs[rows].tolist()) if k >= 0}
         # Scores are those of the model, so its logits are put aside before they are edited in place.
         scored_logits = logits[inputs.logprob_places] if num_logprobs else None
@@ -127,13 +127,14 @@ class ModelRunner:
             apply_edits(logits, inputs.edits)
         candidates = None
         if inputs.candidates:
-            candidates = launch_candidates(logits, inputs.candidate_places, inputs.candidates)
-        token_ids = self._model.ops.sample(logits, inputs.sampling)
+            candidates = launch_candidates(ops, logits, inputs.candidate_places, inputs.candidates)
+        token_ids = ops.sample(logits, inputs.sampling)
         self._last_token_ids.index_copy_(0, inputs.sampled_rows, token_ids)
         self._table.num_tokens[rows] += 1
         scores = None
         if scored_logits is not None:
-            scores = TokenScores.launch(scored_logits, token_ids[inputs.logprob_places], max(num_logprobs.values()))
+            num_top = max(num_logprobs.values())
+            scores = TokenScores.launch(ops, scored_logits, token_ids[inputs.logprob_places], num_top)
         is_forbidden = None
         if inputs.edits is not None:  # a forbidden token is chosen only where there is no other
             is_forbidden = to_host(logits.gather(1, token_ids[:, None]).squeeze(1) == FORBIDDEN)
@@ -150,7 +151,7 @@ class ModelRunner:
                 end = min(start + _SCORED_ROWS_AT_ONCE, len(prompt.target_ids))
                 logits = self._model.logits(hidden[prompt.first + start : prompt.first + end])
                 targets = inputs.target_ids[first_target + start : first_target + end]
-                pieces.append(TokenScores.launch(logits, targets, prompt.num_top))
+                pieces.append(TokenScores.launch(self._model.ops, logits, targets, prompt.num_top))
             launched.append(PromptScores(prompt.place, prompt.num_top, pieces))
             first_target += len(prompt.target_ids)
         return launched

@@ -10,7 +10,7 @@ from math import inf
 import msgspec
 import torch
 
-from models.sampler import token_logprobs
+from kernels.model_ops.ops import ModelOps
 from scheduler.output import RowResult, StepResult, TokenLogprobs
 
 _NOTHING = RowResult()
@@ -26,9 +26,9 @@ class TokenScores:
     top_logprobs: torch.Tensor  # [num_tokens, num_top] float32
 
     @classmethod
-    def launch(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> "TokenScores":
+    def launch(cls, ops: ModelOps, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> "TokenScores":
         """Score tokens under [num_tokens, vocab_size] float32 logits, and begin to copy the scores to the host."""
-        return cls(to_host(token_ids), *(to_host(scores) for scores in token_logprobs(logits, token_ids, num_top)))
+        return cls(to_host(token_ids), *(to_host(scores) for scores in ops.token_logprobs(logits, token_ids, num_top)))
 
     def read(self, num_top: list[int]) -> list[TokenLogprobs]:
         """The scores, once they have arrived, with as many best tokens for each as its request asks for."""

@@ -3,21 +3,27 @@
 #include "native.h"
 #include "paged_attention.h"
 #include "quantized.h"
+#include "sampler.h"
 
 namespace octavo {
 
 const KernelSet* kernel_set(int32_t instruction_set) {
   static const KernelSet generic_set = {&generic::kTileKernel, &generic::kLinearKernel, &generic::kRowKernels,
-                                        &generic::kQuantizedKernel};
+                                        &generic::kQuantizedKernel,
+                                        &generic::kSampleKernel, &generic::kLogprobKernel};
 #if defined(OCTAVO_X86_VARIANTS)
   static const KernelSet avx2_set = {&avx2::kTileKernel, &avx2::kLinearKernel, &avx2::kRowKernels,
-                                     &avx2::kQuantizedKernel};
+                                     &avx2::kQuantizedKernel,
+                                     &avx2::kSampleKernel, &avx2::kLogprobKernel};
   static const KernelSet avx512_set = {&avx512::kTileKernel, &avx512::kLinearKernel, &avx512::kRowKernels,
-                                       &avx512::kQuantizedKernel};
+                                       &avx512::kQuantizedKernel,
+                                       &avx512::kSampleKernel, &avx512::kLogprobKernel};
   static const KernelSet avx512_vnni_set = {&avx512::kTileKernel, &avx512::kLinearKernel, &avx512::kRowKernels,
-                                            &avx512_vnni::kQuantizedKernel};
+                                            &avx512_vnni::kQuantizedKernel,
+                                            &avx512::kSampleKernel, &avx512::kLogprobKernel};
   static const KernelSet avx512_bf16_set = {&avx512_bf16::kTileKernel, &avx512::kLinearKernel, &avx512::kRowKernels,
-                                            &avx512_vnni::kQuantizedKernel};
+                                            &avx512_vnni::kQuantizedKernel,
+                                            &avx512::kSampleKernel, &avx512::kLogprobKernel};
   __builtin_cpu_init();
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");

@@ -22,12 +22,16 @@ struct TileKernel;    // paged_attention.h
 struct LinearKernel;  // model_ops.h
 struct RowKernels;    // model_ops.h
 struct QuantizedKernel;  // quantized.h
+struct SampleKernel;     // sampler.h
+struct LogprobKernel;    // sampler.h
 
 struct KernelSet {
   const TileKernel* attention;
   const LinearKernel* linear;
   const RowKernels* rows;
   const QuantizedKernel* quantized;
+  const SampleKernel* sampling;
+  const LogprobKernel* logprobs;
 };
 
 // The kernels of an instruction set, or null where the processor or the build lacks it.

@@ -201,6 +201,26 @@ class DecoderArgs(ctypes.Structure):
     )
 
 
+class SampleArgs(ctypes.Structure):
+    """Mirrors `octavo::SampleArgs` of sampler.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "logits", "temperature", "top_k", "top_p", "min_p", "uniform", "token_ids"),
+        *_fields(ctypes.c_int64, "num_rows", "vocab_size", "logits_stride"),
+        *_fields(ctypes.c_int32, "instruction_set", "num_threads"),
+    )
+
+
+class TokenLogprobsArgs(ctypes.Structure):
+    """Mirrors `octavo::TokenLogprobsArgs` of sampler.h."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "logits", "token_ids", "logprobs", "top_ids", "top_logprobs"),
+        *_fields(ctypes.c_int64, "num_rows", "vocab_size", "logits_stride", "num_top"),
+        *_fields(ctypes.c_int32, "instruction_set", "num_threads"),
+    )
+
+
 _FUNCTIONS = {
     "octavo_attend": AttendArgs,
     "octavo_write_kv": WriteKVArgs,
@@ -210,6 +230,8 @@ _FUNCTIONS = {
     "octavo_gate": GateArgs,
     "octavo_rotary_angles": RotaryAnglesArgs,
     "octavo_soft_cap": SoftCapArgs,
+    "octavo_sample": SampleArgs,
+    "octavo_token_logprobs": TokenLogprobsArgs,
     "octavo_quantized_linear": QuantizedLinearArgs,
     "octavo_embed": EmbedArgs,
     "octavo_run_layers": DecoderArgs,

@@ -1,7 +1,6 @@
 """A decoder's operations on the native CPU library: batch-invariant, every row's result bitwise its own.
 
-Turns tensors into pointers and sizes, and nothing else; the arithmetic is in kernels/cpu. Tokens are chosen by the
-torch sampler, which treats rows alone as well.
+Turns tensors into pointers and sizes, and nothing else; the arithmetic is in kernels/cpu.
 """
 
 import ctypes
@@ -27,8 +26,8 @@ from kernels.cpu.native_library import (
 from kernels.model_ops.ops import Activation
 from kernels.model_ops.torch_ops import embed_rows
 from kernels.quantized_weight import QuantizedWeight
+from kernels.sampling.native_sampler import NativeSampler
 from kernels.sampling.sampling_batch import SamplingBatch
-from kernels.sampling.torch_sampler import sample
 
 
 class NativeOps:
@@ -52,6 +51,7 @@ class NativeOps:
         self._library = load_library()
         self.instruction_set = select_instruction_set(self._library, instruction_set)
         self._instruction_set_code = INSTRUCTION_SETS[self.instruction_set]
+        self._sampler = NativeSampler(self._library, self._instruction_set_code)
 
     def linear(
         self, inputs: torch.Tensor, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None
@@ -227,7 +227,13 @@ class NativeOps:
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Choose one token for each row."""
-        return sample(logits, batch)
+        return self._sampler.sample(logits, batch)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor | None, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities of some tokens and of each row's best."""
+        return self._sampler.token_logprobs(logits, token_ids, num_top)
 
 
 def quantized_weight_args(weight: QuantizedWeight, bias: torch.Tensor | None) -> QuantizedWeightArgs:

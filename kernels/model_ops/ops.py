@@ -84,6 +84,20 @@ class ModelOps(Protocol):
         """Choose one token for each row; see `kernels.sampling`."""
         ...
 
+    def token_logprobs(
+        self,
+        logits: torch.Tensor,  # [num_rows, vocab_size] float32
+        token_ids: torch.Tensor | None,  # [num_rows] int64; None = only the best are wanted
+        num_top: int,  # as many as the vocabulary has, at most
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities under the plain softmax, whatever the sampling parameters.
+
+        Returns:
+            Those of `token_ids`, [num_rows], or [0] without them; the `num_top` best token ids, [num_rows, num_top];
+            and theirs, best first. A row's order depends on no other row, and no other row's on how many it wants.
+        """
+        ...
+
 
 def select_ops(attention_backend: str, device: torch.device, *, batch_invariant: bool) -> ModelOps:
     """Choose the operations, once at start.

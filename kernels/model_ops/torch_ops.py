@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from kernels.model_ops.ops import Activation
 from kernels.sampling.sampling_batch import SamplingBatch
-from kernels.sampling.torch_sampler import sample
+from kernels.sampling.torch_sampler import sample, token_logprobs
 
 
 class TorchOps:
@@ -53,6 +53,12 @@ class TorchOps:
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Choose one token for each row."""
         return sample(logits, batch)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor | None, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities of some tokens and of each row's best."""
+        return token_logprobs(logits, token_ids, num_top)
 
 
 def embed_rows(ids: torch.Tensor, weight: torch.Tensor, factor: float) -> torch.Tensor:

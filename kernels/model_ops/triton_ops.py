@@ -8,6 +8,7 @@ from kernels.model_ops.ops import Activation
 from kernels.model_ops.torch_ops import TorchOps, embed_rows
 from kernels.model_ops.triton_kernels import gate_kernel, linear_kernel, rms_norm_kernel, soft_cap_kernel
 from kernels.sampling.sampling_batch import SamplingBatch
+from kernels.sampling.torch_sampler import token_logprobs
 from kernels.sampling.triton_sampler import sample
 
 ELEMENTS_PER_PROGRAM = 1024
@@ -106,6 +107,12 @@ class TritonOps:
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """Choose one token for each row, without waiting for the device."""
         return sample(logits, batch)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor | None, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities of some tokens and of each row's best."""
+        return token_logprobs(logits, token_ids, num_top)
 
 
 def _rms_norm(

@@ -1,4 +1,4 @@
-"""Chooses tokens in plain torch, vectorised over the rows of a step.
+"""Chooses and ranks tokens in plain torch, vectorised over the rows of a step.
 
 A row's token depends on its own logits and parameters alone: never on the batch it ran in. Knows no sequences.
 """
@@ -6,6 +6,10 @@ A row's token depends on its own logits and parameters alone: never on the batch
 import torch
 
 from kernels.sampling.sampling_batch import SamplingBatch
+
+# Tokens of equal log-probability come in an order that depends on how many are asked for. The number asked for is
+# therefore fixed, at the most that a request may want: a row's order must not depend on what other rows want.
+_NUM_CANDIDATES = 20
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -31,6 +35,17 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     probs = _keep_top_p(probs, batch.top_p[rows])
     token_ids[rows] = _draw(probs, batch.uniform[rows])
     return token_ids
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor | None, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities of some tokens and of each row's best; see `kernels.model_ops.ops.ModelOps.token_logprobs`."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    num_candidates = max(num_top, _NUM_CANDIDATES) if num_top else 0
+    top_logprobs, top_ids = logprobs.topk(min(num_candidates, logits.shape[-1]), dim=-1)
+    chosen = logprobs[:0, 0] if token_ids is None else logprobs.gather(-1, token_ids[:, None]).squeeze(-1)
+    return chosen, top_ids[:, :num_top], top_logprobs[:, :num_top]
 
 
 def _keep_min_p(probs: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:

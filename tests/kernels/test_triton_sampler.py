@@ -3,70 +3,13 @@
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
 from kernels.sampling import torch_sampler
 from kernels.sampling.sampling_batch import SamplingBatch
 from kernels.sampling.triton_sampler import TILE, sample
-
-# temperature, top_k, top_p, min_p
-CUTS = [
-    (1.0, 0, 1.0, 0.0),
-    (0.7, 5, 1.0, 0.0),
-    (1.3, 0, 0.9, 0.0),
-    (1.0, 0, 1.0, 0.05),
-    (0.9, 50, 0.8, 0.01),
-    (2.0, 3, 0.5, 0.2),
-    (1.0, 1, 1.0, 0.0),
-    (1.0, 0, 1e-6, 0.0),
-    (1.0, 0, 0.97, 0.0),
-    (0.01, 10**9, 1.0, 1.0),
-]
-GREEDY = (0.0, 7, 0.5, 0.1)
-
-
-def make_batch(rows: list[tuple[float, int, float, float]], uniform: torch.Tensor) -> SamplingBatch:
-    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*rows, strict=True))
-    return SamplingBatch(temperature.float(), top_k, top_p.float(), min_p.float(), uniform.double(), False)
-
-
-def exact_distribution(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
-) -> npt.NDArray[np.float64]:
-    """What a row is drawn from, [vocab_size]; ties stay together."""
-    scaled = logits.double().numpy() / temperature
-    probs = np.exp(scaled - scaled.max())
-    probs[probs < min_p] = 0
-    if 0 < top_k < len(probs):
-        probs[probs < np.sort(probs)[-top_k]] = 0
-    if top_p < 1.0:
-        ordered = np.sort(probs)[::-1]
-        mass = np.cumsum(ordered)
-        num_kept = max(1, int(((mass - ordered) < top_p * mass[-1]).sum()))
-        probs[probs < ordered[num_kept - 1]] = 0
-    return probs / probs.sum()
-
-
-def assert_drawn(token_id: int, probs: npt.NDArray[np.float64], uniform: float) -> None:
-    """The token is kept, and the number lies in its interval of the cumulative distribution."""
-    assert probs[token_id] > 0
-    end = probs[: token_id + 1].sum()
-    assert end - probs[token_id] - 1e-6 <= uniform <= end + 1e-6
-
-
-def assert_rows_drawn(
-    logits: torch.Tensor, rows: list[tuple[float, int, float, float]], uniform: torch.Tensor
-) -> torch.Tensor:
-    token_ids = sample(logits, make_batch(rows, uniform))
-    assert token_ids.dtype == torch.int64
-    for row, params in enumerate(rows):
-        if params[0] == 0.0:
-            assert token_ids[row] == logits[row].argmax()
-        else:
-            assert_drawn(int(token_ids[row]), exact_distribution(logits[row], *params), float(uniform[row]))
-    return token_ids
+from tests.kernels.sampling_oracle import CUTS, GREEDY, assert_rows_drawn, exact_distribution, make_batch
 
 
 @pytest.mark.parametrize("spread", [0.3, 4.0])
@@ -77,7 +20,7 @@ def test_every_cut(vocab_size: int, spread: float) -> None:
     wide = torch.full((len(rows), vocab_size + 3), torch.nan)
     logits = wide[:, :vocab_size]
     logits.copy_(torch.randn(logits.shape, generator=generator) * spread - 3)
-    assert_rows_drawn(logits, rows, torch.rand(len(rows), dtype=torch.float64, generator=generator))
+    assert_rows_drawn(sample, logits, rows, torch.rand(len(rows), dtype=torch.float64, generator=generator))
 
 
 @pytest.mark.full
@@ -85,7 +28,7 @@ def test_every_cut(vocab_size: int, spread: float) -> None:
 def test_large_vocabularies(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(len(CUTS), vocab_size, generator=generator) * 3
-    assert_rows_drawn(logits, CUTS, torch.rand(len(CUTS), dtype=torch.float64, generator=generator))
+    assert_rows_drawn(sample, logits, CUTS, torch.rand(len(CUTS), dtype=torch.float64, generator=generator))
 
 
 @pytest.mark.parametrize("params", [CUTS[0], CUTS[4]], ids=str)
@@ -93,7 +36,7 @@ def test_a_grid_of_numbers_draws_every_kept_token(params: tuple[float, int, floa
     num_draws = 60
     logits = torch.tensor([2.0, -torch.inf, 1.0, 0.5, -30.0, 0.1, -1.0, -3.0]).expand(num_draws, -1)
     uniform = (torch.arange(num_draws) + 0.5) / num_draws
-    token_ids = assert_rows_drawn(logits, [params] * num_draws, uniform)
+    token_ids = assert_rows_drawn(sample, logits, [params] * num_draws, uniform)
     assert (token_ids.diff() >= 0).all()  # in the order of the vocabulary
     probs = exact_distribution(logits[0], *params)
     assert set(np.flatnonzero(probs > 1 / num_draws)) <= set(token_ids.tolist())

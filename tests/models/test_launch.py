@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.sampling.sampling_batch import SamplingBatch
+from kernels.sampling.torch_sampler import token_logprobs
 from models.runner import ModelRunner
 from models.sampler import uniform_numbers
 from paged_cache.kv_cache import KVCache
@@ -42,7 +43,7 @@ class LookedUpModel:
     def __init__(self):
         generator = torch.Generator().manual_seed(2)
         self.table = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=generator)
-        self.ops = SimpleNamespace(sample=self._sample)
+        self.ops = SimpleNamespace(sample=self._sample, token_logprobs=token_logprobs)
 
     def __call__(self, batch, backend, kv_layers):
         return self.table[batch.input_ids]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.sampling.sampling_batch import SamplingBatch
-from kernels.sampling.torch_sampler import sample
-from models.sampler import token_logprobs, uniform_numbers
+from kernels.sampling.torch_sampler import sample, token_logprobs
+from models.sampler import uniform_numbers
 
 
 def sampling_batch(num_rows, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.0):
@@ -36,7 +36,7 @@ def kept_distribution(logits, temperature, top_k, top_p, min_p):
         probs[order[top_k:]] = 0
     total, kept = probs.sum(), 0.0
     for i in order:
-        if kept >= top_p * total:
+        if top_p < 1 and kept >= top_p * total:
             probs[i] = 0
         kept += probs[i]
     return probs / probs.sum()
