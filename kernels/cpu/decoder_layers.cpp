@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -110,7 +111,8 @@ class LayerThread {
 
   void run() {
     const int64_t size = args_.hidden_size;
-    for_rows([&](int64_t row) {
+    started_ = Clock::now();
+    for_rows(kNorms, [&](int64_t row) {
       std::memcpy(rows_.residual + row * size, args_.residual + row * size, size * sizeof(float));
     });
     for (int64_t i = 0; i < args_.num_layers; ++i) {
@@ -118,7 +120,7 @@ class LayerThread {
       norm_and_quantize(i ? args_.layers[i - 1].mlp_output_norm : nullptr, i > 0, layer.attention_norm, layer.qkv);
       multiply(layer.qkv, shared_.heads);
       attend(layer, args_.caches[i]);
-      for_rows([&](int64_t row) { quantize(shared_.attended, layer.output, row); });
+      for_rows(kRounding, [&](int64_t row) { quantize(shared_.attended, layer.output, row); });
       multiply(layer.output, shared_.delta);
       norm_and_quantize(layer.attention_output_norm, true, layer.mlp_norm, layer.gate_up);
       multiply(layer.gate_up, shared_.gate_up);
@@ -127,17 +129,34 @@ class LayerThread {
     }
     const LayerWeights& last = args_.layers[args_.num_layers - 1];
     float* out = is_first_ || !step_.replicates ? args_.out : rows_.normed;
-    for_rows([&](int64_t row) { add_and_norm(last.mlp_output_norm, true, args_.final_norm, out, row); });
+    for_rows(kNorms, [&](int64_t row) { add_and_norm(last.mlp_output_norm, true, args_.final_norm, out, row); });
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  // Runs body(i) for every i in [0, count), shared out among the team.
   template <typename Body>
-  void for_rows(const Body& body) {
+  void for_each(LayerPart part, int64_t count, const Body& body) {
+    step_.team.for_each(loop_, count, body);
+    add_time(part);
+  }
+
+  void add_time(LayerPart part) {
+    if (!args_.seconds || !is_first_) return;
+    const Clock::time_point now = Clock::now();
+    args_.seconds[part] += std::chrono::duration<double>(now - started_).count();
+    started_ = now;
+  }
+
+  template <typename Body>
+  void for_rows(LayerPart part, const Body& body) {
     if (step_.replicates) {
       for (int64_t row = 0; row < args_.num_tokens; ++row) body(row);
+      add_time(part);
       return;
     }
-    step_.team.for_each(loop_, ceil_div(args_.num_tokens, kRowsPerTask), [&](int64_t chunk) {
+    for_each(part, ceil_div(args_.num_tokens, kRowsPerTask), [&](int64_t chunk) {
       const int64_t end = std::min(args_.num_tokens, (chunk + 1) * kRowsPerTask);
       for (int64_t row = chunk * kRowsPerTask; row < end; ++row) body(row);
     });
@@ -181,7 +200,7 @@ class LayerThread {
   }
 
   void norm_and_quantize(const float* delta_norm, bool adds, const float* weight, const QuantizedWeight& next) {
-    for_rows([&](int64_t row) {
+    for_rows(kNorms, [&](int64_t row) {
       add_and_norm(delta_norm, adds, weight, rows_.normed, row);
       quantize(rows_.normed, next, row);
     });
@@ -195,7 +214,7 @@ class LayerThread {
     gate.size = args_.intermediate_size;
     gate.activation = args_.activation;
     gate.element_type = kFloat32;
-    for_rows([&](int64_t row) {
+    for_rows(kGates, [&](int64_t row) {
       step_.kernels.rows->gate(gate, row);
       quantize(rows_.gated, next, row);
     });
@@ -204,8 +223,8 @@ class LayerThread {
   void multiply(const QuantizedWeight& weight, float* out) {
     const PanelTasks tasks(weight, args_.num_tokens, args_.num_threads);
     const QuantizedRows rows = quantized_for(weight);
-    step_.team.for_each(loop_, tasks.count,
-                        [&](int64_t i) { step_.kernels.quantized->multiply(weight, rows, tasks[i], out); });
+    for_each(kProducts, tasks.count,
+             [&](int64_t i) { step_.kernels.quantized->multiply(weight, rows, tasks[i], out); });
   }
 
   void attend(const LayerWeights& layer, const LayerCache& cache) {
@@ -219,7 +238,7 @@ class LayerThread {
     write.value_cache = cache.value;
     write.key_scale = cache.key_scale;
     write.value_scale = cache.value_scale;
-    step_.team.for_each(loop_, args_.num_tokens, [&](int64_t token) {
+    for_each(kRotation, args_.num_tokens, [&](int64_t token) {
       float* scratch = thread_scratch(2 * write.head_dim);
       if (scratch) step_.kernels.rows->rotate_and_write(write, token, scratch);
       else step_.status = kOutOfMemory;
@@ -233,7 +252,7 @@ class LayerThread {
     attend.value_scale = cache.value_scale;
     attend.sliding_window = layer.sliding_window;
     AttendPlan& plan = layer.sliding_window ? step_.windowed : step_.whole;
-    step_.team.for_each(loop_, static_cast<int64_t>(plan.tasks.size()), [&](int64_t i) {
+    for_each(kAttention, static_cast<int64_t>(plan.tasks.size()), [&](int64_t i) {
       if (const Status failed = run_attend_task(attend, plan, i)) step_.status = failed;
     });
   }
@@ -244,6 +263,7 @@ class LayerThread {
   const RowBuffers rows_;
   const bool is_first_;
   int64_t loop_ = 0;
+  Clock::time_point started_;  // of the part that runs
 };
 
 Status run_layers(const DecoderArgs& args) {

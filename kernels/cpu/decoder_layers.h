@@ -29,6 +29,9 @@ struct LayerCache {
   float* value_scale;
 };
 
+// The parts of a layer whose time can be told, in the order of `LAYER_PARTS` in native_library.py.
+enum LayerPart : int32_t { kNorms, kProducts, kRotation, kAttention, kRounding, kGates, kNumLayerParts };
+
 struct DecoderArgs {
   const LayerWeights* layers;  // [num_layers]
   const LayerCache* caches;    // [num_layers]
@@ -39,6 +42,7 @@ struct DecoderArgs {
   const float* sin[2];
   RotateAndWriteArgs write;  // but for pointers and norms that differ between layers
   AttendArgs attend;         // the same
+  double* seconds;           // [kNumLayerParts], to which the time of each part is added; null = not measured
   int64_t num_layers, num_tokens, hidden_size, intermediate_size;
   float eps;
   int32_t activation, instruction_set, num_threads;

@@ -15,6 +15,7 @@ LIBRARY_PATH = Path(__file__).parent / "_paged_attention.so"
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CACHE_TYPES = {**ELEMENT_TYPES, torch.int8: 3, torch.float8_e4m3fn: 4}
+LAYER_PARTS = ("norms", "products", "rotation", "attention", "rounding", "gates")
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 INSTRUCTION_SETS = {"avx512_bf16": 4, "avx512_vnni": 3, "avx512": 2, "avx2": 1, "generic": 0}  # best first
 
@@ -195,6 +196,7 @@ class DecoderArgs(ctypes.Structure):
         *_fields(ctypes.c_void_p * 2, "cos", "sin"),
         ("write", RotateAndWriteArgs),
         ("attend", AttendArgs),
+        ("seconds", ctypes.c_void_p),
         *_fields(ctypes.c_int64, "num_layers", "num_tokens", "hidden_size", "intermediate_size"),
         *_fields(ctypes.c_float, "eps"),
         *_fields(ctypes.c_int32, "activation", "instruction_set", "num_threads"),

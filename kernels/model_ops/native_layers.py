@@ -15,6 +15,7 @@ from kernels.attention.metadata import AttentionMetadata, KVLayer
 from kernels.cpu.native_library import (
     ACTIVATIONS,
     INSTRUCTION_SETS,
+    LAYER_PARTS,
     AttendArgs,
     DecoderArgs,
     LayerCache,
@@ -86,6 +87,7 @@ class NativeLayers:
         self._weights = (LayerWeights * len(layers))(*map(_layer_weights, layers))
         self._final_norm = final_norm
         self._shape = shape
+        self._seconds: ctypes.Array[ctypes.c_double] | None = None
         self._caches: tuple[list[KVLayer], ctypes.Array[LayerCache]] | None = None
 
     def run(
@@ -97,6 +99,8 @@ class NativeLayers:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:  # [num_tokens, hidden_size] float32
         """Run all layers and the final norm, and write this step's keys and values.
+
+        Where `measure` was called, the time of each part is added up.
 
         Raises:
             ValueError: the metadata do not fit the cache, or its dtype is not supported.
@@ -123,6 +127,7 @@ class NativeLayers:
             sin=tuple(sin.data_ptr() for _, sin in angles),
             write=write,
             attend=attend,
+            seconds=None if self._seconds is None else ctypes.addressof(self._seconds),
             num_layers=len(self._weights),
             num_tokens=num_tokens,
             hidden_size=hidden_size,
@@ -134,6 +139,15 @@ class NativeLayers:
         )
         check_status(self._library.octavo_run_layers(ctypes.byref(args)))
         return out
+
+    def measure(self) -> None:
+        """Begin to add up how long each part of the layers takes, from zero."""
+        self._seconds = (ctypes.c_double * len(LAYER_PARTS))()
+
+    def part_seconds(self) -> dict[str, float]:
+        """Seconds of each part, in all layers of all steps since `measure` was called."""
+        assert self._seconds is not None, "nothing is measured before measure()"
+        return dict(zip(LAYER_PARTS, self._seconds, strict=True))
 
     def _cache_pointers(self, kv_layers: list[KVLayer]) -> "ctypes.Array[LayerCache]":
         """Where the caches of all layers lie, found once for each cache."""
