@@ -9,7 +9,7 @@ import torch
 
 PANEL = 16  # outputs that lie side by side: the lanes of a 512-bit vector of int32
 STEP = 4  # consecutive inputs of one output that a dot-product instruction takes at once
-GROUP_SIZE = 32  # inputs that share a scale in the blocks of GGUF files
+GROUP_SIZE = 32  # inputs that share a scale, as in the blocks of GGUF files
 CODE_CENTRE = 128  # the 8-bit code of zero
 
 
@@ -21,20 +21,18 @@ class QuantizedWeight:
     -CODE_CENTRE * scale. Panel p holds the outputs from p * PANEL on; what lies past the last output counts as zero.
 
     Attributes:
-        codes: [num_panels, num_groups, group_size * PANEL * bits / 8] uint8, contiguous. Of 8 bits, byte
+        codes: [num_panels, num_groups, GROUP_SIZE * PANEL * bits / 8] uint8, contiguous. Of 8 bits, byte
             (s * PANEL + o) * STEP + i of a panel's group is input s * STEP + i of the group and output o of the panel.
             Of 4 bits, byte (s * PANEL + o) * STEP + i holds steps 2 s (low half) and 2 s + 1 (high half).
         scales: [num_panels, num_groups, PANEL] float16, contiguous.
         minimums: the same of a 4-bit weight; None of an 8-bit one.
         out_features: rows of the weight.
-        group_size: inputs that share a scale, a multiple of 2 * STEP that divides in_features.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     minimums: torch.Tensor | None
     out_features: int
-    group_size: int
 
     @property
     def bits(self) -> int:
@@ -44,7 +42,7 @@ class QuantizedWeight:
     @property
     def in_features(self) -> int:
         """Columns of the weight."""
-        return self.scales.shape[1] * self.group_size
+        return self.scales.shape[1] * GROUP_SIZE
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +56,7 @@ class QuantizedWeight:
         steps = self.codes.view(num_panels, num_groups, -1, PANEL, STEP)
         if self.bits == 4:
             steps = torch.stack((steps & 15, steps >> 4), dim=3).flatten(2, 3)
-        codes = steps.permute(0, 3, 1, 2, 4).reshape(num_panels, PANEL, num_groups, self.group_size).float()
+        codes = steps.permute(0, 3, 1, 2, 4).reshape(num_panels, PANEL, num_groups, GROUP_SIZE).float()
         scales = self.scales.float().transpose(1, 2)[..., None]  # [num_panels, PANEL, num_groups, 1]
         if self.minimums is None:
             values = (codes - CODE_CENTRE) * scales
@@ -75,11 +73,10 @@ def pack(
     """Lay codes out in panels. With minimums the codes must be below 16."""
     out_features, in_features = codes.shape
     num_groups = scales.shape[1]
-    group_size = in_features // num_groups
-    assert group_size * num_groups == in_features and group_size % (2 * STEP) == 0, "groups are whole pairs of steps"
+    assert in_features == num_groups * GROUP_SIZE
     padding = -out_features % PANEL
-    panels = torch.nn.functional.pad(codes, (0, 0, 0, padding)).view(-1, PANEL, num_groups, group_size // STEP, STEP)
-    steps = panels.permute(0, 2, 3, 1, 4)  # [num_panels, num_groups, group_size / STEP, PANEL, STEP]
+    panels = torch.nn.functional.pad(codes, (0, 0, 0, padding)).view(-1, PANEL, num_groups, GROUP_SIZE // STEP, STEP)
+    steps = panels.permute(0, 2, 3, 1, 4)  # [num_panels, num_groups, GROUP_SIZE / STEP, PANEL, STEP]
     if minimums is not None:
         steps = steps[:, :, 0::2] | (steps[:, :, 1::2] << 4)
 
@@ -92,28 +89,26 @@ def pack(
         scales=by_panel(scales),
         minimums=None if minimums is None else by_panel(minimums),
         out_features=out_features,
-        group_size=group_size,
     )
 
 
-def quantize(weight: torch.Tensor, group_size: int = GROUP_SIZE) -> QuantizedWeight:
+def quantize(weight: torch.Tensor) -> QuantizedWeight:
     """Round a weight to 8-bit codes; see `round_to_codes`."""
-    return pack(*round_to_codes(weight, group_size), None)
+    return pack(*round_to_codes(weight), None)
 
 
-def round_to_codes(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def round_to_codes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round to 8-bit codes, symmetric around zero in each group.
 
     The scale is max|w| / 127 as float16 has it, and codes are relative to that rounded scale.
 
     Args:
         weight: [out_features, in_features], of any floating dtype.
-        group_size: inputs that share a scale; in_features = one scale per output channel.
 
     Returns:
         Codes around CODE_CENTRE, [out_features, in_features] uint8, and scales, [out_features, num_groups] float16.
     """
-    groups = weight.float().unflatten(1, (-1, group_size))  # [out_features, num_groups, group_size]
+    groups = weight.float().unflatten(1, (-1, GROUP_SIZE))  # [out_features, num_groups, GROUP_SIZE]
     scales = (groups.abs().amax(dim=-1) / 127.0).half()
     divisors = scales.float()[..., None]
     codes = torch.where(divisors > 0, groups / divisors, 0.0).round().clamp(-127, 127)

@@ -42,7 +42,7 @@ class Carver {
 
 // What products and attention write: all threads share it.
 struct SharedBuffers {
-  float *heads, *query, *attended, *delta, *gate_up;
+  float *heads, *query, *attended, *delta, *gated;  // gated: quantised
 
   SharedBuffers(const DecoderArgs& args, Carver& carver) {
     const int64_t num_q = args.write.num_q_heads, num_heads = num_q + 2 * args.write.num_kv_heads;
@@ -50,25 +50,19 @@ struct SharedBuffers {
     query = carver.floats(args.num_tokens * num_q * args.write.head_dim);
     attended = carver.floats(args.num_tokens * num_q * args.write.head_dim);
     delta = carver.floats(args.num_tokens * args.hidden_size);
-    gate_up = carver.floats(args.num_tokens * 2 * args.intermediate_size);
+    gated = carver.floats(quantized_rows_floats(args.num_tokens, args.intermediate_size));
   }
 };
 
 // What operations on rows write.
 struct RowBuffers {
-  float *residual, *normed, *gated, *quantized;
+  float *residual, *normed, *quantized;
 
   RowBuffers(const DecoderArgs& args, Carver& carver) {
     residual = carver.floats(args.num_tokens * args.hidden_size);
     normed = carver.floats(args.num_tokens * args.hidden_size);
-    gated = carver.floats(args.num_tokens * args.intermediate_size);
-    int64_t most = 0;
-    for (int64_t i = 0; i < args.num_layers; ++i) {
-      const LayerWeights& layer = args.layers[i];
-      for (const QuantizedWeight* weight : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-        most = std::max(most, quantized_rows_floats(args.num_tokens, weight->in_features, weight->group_size));
-    }
-    quantized = carver.floats(most);
+    const int64_t widest = std::max(args.hidden_size, args.write.num_q_heads * args.write.head_dim);
+    quantized = carver.floats(quantized_rows_floats(args.num_tokens, widest));
   }
 };
 
@@ -117,15 +111,15 @@ class LayerThread {
     });
     for (int64_t i = 0; i < args_.num_layers; ++i) {
       const LayerWeights& layer = args_.layers[i];
-      norm_and_quantize(i ? args_.layers[i - 1].mlp_output_norm : nullptr, i > 0, layer.attention_norm, layer.qkv);
-      multiply(layer.qkv, shared_.heads);
+      norm_and_quantize(i ? args_.layers[i - 1].mlp_output_norm : nullptr, i > 0, layer.attention_norm);
+      multiply(layer.qkv, rows_of(rows_.quantized, layer.qkv), shared_.heads);
       attend(layer, args_.caches[i]);
-      for_rows(kRounding, [&](int64_t row) { quantize(shared_.attended, layer.output, row); });
-      multiply(layer.output, shared_.delta);
-      norm_and_quantize(layer.attention_output_norm, true, layer.mlp_norm, layer.gate_up);
-      multiply(layer.gate_up, shared_.gate_up);
-      gate_and_quantize(layer.down);
-      multiply(layer.down, shared_.delta);
+      const QuantizedRows attended = rows_of(rows_.quantized, layer.output);
+      for_rows(kRounding, [&](int64_t row) { quantize(shared_.attended, attended, row); });
+      multiply(layer.output, attended, shared_.delta);
+      norm_and_quantize(layer.attention_output_norm, true, layer.mlp_norm);
+      gate(layer.gate_up);
+      multiply(layer.down, rows_of(shared_.gated, layer.down), shared_.delta);
     }
     const LayerWeights& last = args_.layers[args_.num_layers - 1];
     float* out = is_first_ || !step_.replicates ? args_.out : rows_.normed;
@@ -162,13 +156,13 @@ class LayerThread {
     });
   }
 
-  QuantizedRows quantized_for(const QuantizedWeight& weight) const {
-    return quantized_rows(rows_.quantized, args_.num_tokens, weight.in_features, weight.group_size);
+  // The quantised rows that a product with `weight` takes.
+  QuantizedRows rows_of(float* buffer, const QuantizedWeight& weight) const {
+    return quantized_rows(buffer, args_.num_tokens, weight.in_features);
   }
 
-  void quantize(const float* inputs, const QuantizedWeight& weight, int64_t row) const {
-    step_.kernels.quantized->quantize_row(inputs + row * weight.in_features, weight.in_features, weight.group_size,
-                                          quantized_for(weight), row);
+  void quantize(const float* inputs, const QuantizedRows& rows, int64_t row) const {
+    step_.kernels.quantized->quantize(inputs + row * rows.num_groups * kGroup, 0, rows.num_groups, rows, row);
   }
 
   RmsNormArgs norm_args(const float* inputs, const float* weight, float* out) const {
@@ -199,32 +193,53 @@ class LayerThread {
     kernels.rms_norm(norm, row);
   }
 
-  void norm_and_quantize(const float* delta_norm, bool adds, const float* weight, const QuantizedWeight& next) {
+  void norm_and_quantize(const float* delta_norm, bool adds, const float* weight) {
+    const QuantizedRows rows = quantized_rows(rows_.quantized, args_.num_tokens, args_.hidden_size);
     for_rows(kNorms, [&](int64_t row) {
       add_and_norm(delta_norm, adds, weight, rows_.normed, row);
-      quantize(rows_.normed, next, row);
+      quantize(rows_.normed, rows, row);
     });
   }
 
-  void gate_and_quantize(const QuantizedWeight& next) {
-    GateArgs gate = {};
-    gate.gate_up = shared_.gate_up;
-    gate.out = rows_.gated;
-    gate.num_rows = args_.num_tokens;
-    gate.size = args_.intermediate_size;
-    gate.activation = args_.activation;
-    gate.element_type = kFloat32;
-    for_rows(kGates, [&](int64_t row) {
-      step_.kernels.rows->gate(gate, row);
-      quantize(rows_.gated, next, row);
+  void multiply(const QuantizedWeight& weight, const QuantizedRows& rows, float* out) {
+    const PanelTasks tasks(args_.num_tokens, num_panels(weight), args_.num_threads);
+    for_each(kProducts, tasks.count, [&](int64_t i) {
+      const PanelTask task = tasks[i];
+      float* first = out + task.first_row * weight.num_outputs + task.first_panel * kPanel;
+      step_.kernels.quantized->multiply(weight, rows, task, first, weight.num_outputs);
     });
   }
 
-  void multiply(const QuantizedWeight& weight, float* out) {
-    const PanelTasks tasks(weight, args_.num_tokens, args_.num_threads);
-    const QuantizedRows rows = quantized_for(weight);
-    for_each(kProducts, tasks.count,
-             [&](int64_t i) { step_.kernels.quantized->multiply(weight, rows, tasks[i], out); });
+  // activation(gate) * up, quantised: each task multiplies some panels of both halves, and their products never leave
+  // the cache of its core.
+  void gate(const QuantizedWeight& gate_up) {
+    const QuantizedRows inputs = rows_of(rows_.quantized, gate_up);
+    const QuantizedRows gated = quantized_rows(shared_.gated, args_.num_tokens, args_.intermediate_size);
+    const int64_t panels_of_half = args_.intermediate_size / kPanel;
+    const PanelTasks tasks(args_.num_tokens, panels_of_half, args_.num_threads);
+    for_each(kGatedProducts, tasks.count, [&](int64_t i) {
+      PanelTask task = tasks[i];
+      const int64_t size = task.num_panels * kPanel, first_group = task.first_panel * kPanel / kGroup;
+      float* products = thread_scratch((2 * task.num_rows + 1) * size);
+      if (!products) {
+        step_.status = kOutOfMemory;
+        return;
+      }
+      step_.kernels.quantized->multiply(gate_up, inputs, task, products, 2 * size);
+      task.first_panel += panels_of_half;
+      step_.kernels.quantized->multiply(gate_up, inputs, task, products + size, 2 * size);
+      GateArgs gate = {};
+      gate.out = products + 2 * task.num_rows * size;
+      gate.size = size;
+      gate.activation = args_.activation;
+      gate.element_type = kFloat32;
+      for (int64_t row = 0; row < task.num_rows; ++row) {
+        gate.gate_up = products + row * 2 * size;
+        step_.kernels.rows->gate(gate, 0);
+        step_.kernels.quantized->quantize(static_cast<const float*>(gate.out), first_group, size / kGroup, gated,
+                                          task.first_row + row);
+      }
+    });
   }
 
   void attend(const LayerWeights& layer, const LayerCache& cache) {

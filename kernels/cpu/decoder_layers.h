@@ -30,7 +30,7 @@ struct LayerCache {
 };
 
 // The parts of a layer whose time can be told, in the order of `LAYER_PARTS` in native_library.py.
-enum LayerPart : int32_t { kNorms, kProducts, kRotation, kAttention, kRounding, kGates, kNumLayerParts };
+enum LayerPart : int32_t { kNorms, kProducts, kGatedProducts, kRotation, kAttention, kRounding, kNumLayerParts };
 
 struct DecoderArgs {
   const LayerWeights* layers;  // [num_layers]

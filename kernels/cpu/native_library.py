@@ -15,7 +15,7 @@ LIBRARY_PATH = Path(__file__).parent / "_paged_attention.so"
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CACHE_TYPES = {**ELEMENT_TYPES, torch.int8: 3, torch.float8_e4m3fn: 4}
-LAYER_PARTS = ("norms", "products", "rotation", "attention", "rounding", "gates")
+LAYER_PARTS = ("norms", "products", "gated products", "rotation", "attention", "rounding")
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 INSTRUCTION_SETS = {"avx512_bf16": 4, "avx512_vnni": 3, "avx512": 2, "avx2": 1, "generic": 0}  # best first
 
@@ -141,7 +141,7 @@ class QuantizedWeightArgs(ctypes.Structure):
 
     _fields_ = (
         *_fields(ctypes.c_void_p, "codes", "scales", "minimums", "bias"),
-        *_fields(ctypes.c_int64, "num_outputs", "in_features", "group_size"),
+        *_fields(ctypes.c_int64, "num_outputs", "in_features"),
     )
 
 

@@ -16,16 +16,18 @@ Status quantized_linear(const QuantizedLinearArgs& args) {
   const KernelSet* kernels = kernel_set(args.instruction_set);
   if (!kernels) return kUnsupported;
   const QuantizedWeight& weight = args.weight;
-  float* scratch = thread_scratch(quantized_rows_floats(args.num_rows, weight.in_features, weight.group_size));
+  float* scratch = thread_scratch(quantized_rows_floats(args.num_rows, weight.in_features));
   if (!scratch) return kOutOfMemory;
-  const QuantizedRows rows = quantized_rows(scratch, args.num_rows, weight.in_features, weight.group_size);
+  const QuantizedRows rows = quantized_rows(scratch, args.num_rows, weight.in_features);
   parallel_for_rows(args.num_rows, weight.in_features, args.num_threads, [&](int64_t row) {
-    kernels->quantized->quantize_row(args.inputs + row * args.input_stride, weight.in_features, weight.group_size, rows,
-                                     row);
+    kernels->quantized->quantize(args.inputs + row * args.input_stride, 0, rows.num_groups, rows, row);
   });
-  const PanelTasks tasks(weight, args.num_rows, args.num_threads);
-  parallel_for(tasks.count, args.num_threads,
-               [&](int64_t i) { kernels->quantized->multiply(weight, rows, tasks[i], args.out); });
+  const PanelTasks tasks(args.num_rows, num_panels(weight), args.num_threads);
+  parallel_for(tasks.count, args.num_threads, [&](int64_t i) {
+    const PanelTask task = tasks[i];
+    float* out = args.out + task.first_row * weight.num_outputs + task.first_panel * kPanel;
+    kernels->quantized->multiply(weight, rows, task, out, weight.num_outputs);
+  });
   return kOk;
 }
 

@@ -10,26 +10,27 @@
 namespace octavo {
 
 constexpr int64_t kPanel = 16;  // outputs that lie side by side
+constexpr int64_t kGroup = 32;  // inputs that share a scale
 
 constexpr int64_t kRowTile = 6;  // rows of inputs that lie side by side: those that share a weight in the registers
 
 // Rows of inputs, rounded to int8 in groups. Tile t holds the n rows from row 6 t on, six but for the last tile:
-// inputs 4 s to 4 s + 3 of its row r lie at codes[6 t * in_features + 4 * (s * n + r)], and what belongs to its group g
+// inputs 4 s to 4 s + 3 of its row r lie at codes[6 t * 32 * num_groups + 4 * (s * n + r)], and what belongs to its group g
 // at [6 t * num_groups + g * n + r].
 struct QuantizedRows {
   int8_t* codes;     // -127 to 127
   float* scales;     // max|x| / 127 of the group
   float* sums;       // scale * sum of the codes
   int32_t* offsets;  // -128 * sum of the codes
-  int64_t num_rows;
+  int64_t num_rows, num_groups;
 };
 
 struct QuantizedWeight {
-  const uint8_t* codes;      // [num_panels, num_groups, group_size * 16 * bits / 8]
+  const uint8_t* codes;      // [num_panels, num_groups, 32 * 16 * bits / 8]
   const uint16_t* scales;    // [num_panels, num_groups, 16] float16
   const uint16_t* minimums;  // the same of a 4-bit weight; null of an 8-bit one
   const float* bias;         // [num_outputs], or null
-  int64_t num_outputs, in_features, group_size;
+  int64_t num_outputs, in_features;
 };
 
 struct QuantizedLinearArgs {
@@ -55,10 +56,11 @@ struct PanelTask {
 };
 
 struct QuantizedKernel {
-  // Quantises `inputs`, [in_features], into row `row` of `rows`.
-  void (*quantize_row)(const float* inputs, int64_t in_features, int64_t group_size, const QuantizedRows& rows,
-                       int64_t row);
-  void (*multiply)(const QuantizedWeight& weight, const QuantizedRows& rows, const PanelTask& task, float* out);
+  // Quantises [32 * num_groups] inputs into the groups of row `row` from `first_group` on.
+  void (*quantize)(const float* inputs, int64_t first_group, int64_t num_groups, const QuantizedRows& rows, int64_t row);
+  // The products of a task, in rows of `stride`; `out` is the place of its first row and first output.
+  void (*multiply)(const QuantizedWeight& weight, const QuantizedRows& rows, const PanelTask& task, float* out,
+                   int64_t stride);
   // The values of one output's weights times `factor`, [in_features].
   void (*read_output)(const QuantizedWeight& weight, int64_t output, float factor, float* values);
 };

@@ -19,8 +19,8 @@ struct PanelTasks {
 
   int64_t num_rows, num_panels, row_tiles, step, count;
 
-  PanelTasks(const QuantizedWeight& weight, int64_t rows, int64_t num_threads)
-      : num_rows(rows), num_panels(ceil_div(weight.num_outputs, kPanel)), row_tiles(ceil_div(rows, kRowsPerTask)) {
+  PanelTasks(int64_t rows, int64_t panels, int64_t num_threads)
+      : num_rows(rows), num_panels(panels), row_tiles(ceil_div(rows, kRowsPerTask)) {
     const int64_t wanted = ceil_div(kTasksPerThread * num_threads, std::max<int64_t>(1, row_tiles));
     step = std::clamp<int64_t>(num_panels / wanted / 2 * 2, 2, kMostPanels);
     count = row_tiles * ceil_div(num_panels, step);
@@ -32,14 +32,16 @@ struct PanelTasks {
   }
 };
 
-inline int64_t quantized_rows_floats(int64_t num_rows, int64_t in_features, int64_t group_size) {
-  return num_rows * (ceil_div(in_features, 4) + 3 * (in_features / group_size));
+inline int64_t num_panels(const QuantizedWeight& weight) { return ceil_div(weight.num_outputs, kPanel); }
+
+inline int64_t quantized_rows_floats(int64_t num_rows, int64_t in_features) {
+  return num_rows * (in_features / 4 + 3 * (in_features / kGroup));
 }
 
-inline QuantizedRows quantized_rows(float* base, int64_t num_rows, int64_t in_features, int64_t group_size) {
-  const int64_t num_places = num_rows * (in_features / group_size);
+inline QuantizedRows quantized_rows(float* base, int64_t num_rows, int64_t in_features) {
+  const int64_t num_groups = in_features / kGroup, num_places = num_rows * num_groups;
   return {reinterpret_cast<int8_t*>(base + 3 * num_places), base, base + num_places,
-          reinterpret_cast<int32_t*>(base + 2 * num_places), num_rows};
+          reinterpret_cast<int32_t*>(base + 2 * num_places), num_rows, num_groups};
 }
 
 }  // namespace octavo

@@ -246,7 +246,6 @@ def quantized_weight_args(weight: QuantizedWeight, bias: torch.Tensor | None) ->
         bias=None if bias is None else _pointer(bias),
         num_outputs=weight.out_features,
         in_features=weight.in_features,
-        group_size=weight.group_size,
     )
 
 
