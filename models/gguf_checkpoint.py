@@ -42,6 +42,7 @@ class GGUFCheckpoint:
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         """Wrap an open file. Raises UnsupportedModelError for a tensor type that cannot be dequantised."""
         self.path = file.path
+        self.files = [file.path]
         self._file = file
         self._head_dim = config.head_dim
         self._layer_names = _LAYER_NAMES | (_SANDWICH_NAMES if config.sandwich_norms else {})

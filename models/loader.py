@@ -3,7 +3,7 @@
 The one place where formats and the decoder meet.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from kernels.model_ops.ops import ModelOps
+from kernels.quantized_weight import QuantizedWeight
 from models.config import ModelConfig
 from models.config_reader import is_gguf, open_gguf, read_config
 from models.decoder import Decoder
@@ -20,7 +21,8 @@ from models.gguf_config import read_gguf_config
 from models.hf_config import read_hf_config
 from models.layers import Slots
 from models.native_layers import native_layers
-from models.quantization import CodedRows, Quantization, can_quantize, quantize_weight
+from models.packed_weights import MIN_BYTES, PackedModel, PackedShape, PackedWeights
+from models.quantization import CodedRows, Quantization, can_quantize, quantize_weight, weight_bits
 from models.safetensors_checkpoint import SafetensorsCheckpoint
 
 __all__ = ["load_model", "read_config"]
@@ -30,6 +32,7 @@ class Checkpoint(Protocol):
     """Weights in files, by the names in the files."""
 
     path: Path
+    files: list[Path]  # that hold the weights
     shapes: dict[str, tuple[int, ...]]
 
     def source_name(self, name: str) -> str:
@@ -60,6 +63,7 @@ def load_model(
     ops: ModelOps,
     on_progress: Callable[[int, int], None],
     quantization: Quantization = "none",
+    packed: PackedWeights | None = None,
 ) -> Decoder:
     """Load a Hugging Face directory or a .gguf file.
 
@@ -72,6 +76,7 @@ def load_model(
         ops: what the decoder computes with.
         on_progress: called with bytes read so far and in all, at the start and after each matrix or vector.
         quantization: what matrices become; other than "none" takes float32 and operations that read codes.
+        packed: where they are kept between starts.
 
     Raises:
         ModelError: the model cannot be served; the message says why, and names every missing, surplus and
@@ -87,7 +92,7 @@ def load_model(
     slots = _slots(decoder, checkpoint)
     progress = _Progress(on_progress, sum(checkpoint.num_bytes(name) for name in slots))
     if quantization != "none":
-        for names in _quantize(decoder, checkpoint, quantization):
+        for names in _quantize(decoder, checkpoint, quantization, packed):
             for name in names:
                 del slots[name]
                 progress.add(checkpoint.num_bytes(name))
@@ -113,17 +118,42 @@ class _Progress:
         self._on_progress(self._done, self._total)
 
 
-def _quantize(decoder: Decoder, checkpoint: Checkpoint, quantization: Quantization) -> Iterator[list[str]]:
+def _quantize(
+    decoder: Decoder, checkpoint: Checkpoint, quantization: Quantization, packed: PackedWeights | None
+) -> Iterator[list[str]]:
     """Put codes in the place of every matrix that can be had as such, and yield the names in the files of its tensors.
 
     The floats that the decoder was made with were never written, so that they take no memory.
     """
-    for fused in decoder.fused_weights():
-        names = [checkpoint.source_name(name) for name in fused.names]
-        weight = quantize_weight(checkpoint, names, quantization) if can_quantize(fused.shape) else None
+    fused_weights = [fused for fused in decoder.fused_weights() if can_quantize(fused.shape)]
+    sources = [[checkpoint.source_name(name) for name in fused.names] for fused in fused_weights]
+    shapes = tuple(
+        PackedShape(fused.names[0], *fused.shape, weight_bits(checkpoint, names, quantization))
+        for fused, names in zip(fused_weights, sources, strict=True)
+    )
+    model = PackedModel(checkpoint.path, tuple(checkpoint.files), quantization, shapes)
+
+    def made_weights() -> Iterator[QuantizedWeight | None]:
+        return (quantize_weight(checkpoint, names, quantization) for names in sources)
+
+    kept = None if packed is None else _kept_weights(model, packed, made_weights)
+    weights = made_weights() if kept is None else (kept[fused.names[0]] for fused in fused_weights)
+    for fused, names, weight in zip(fused_weights, sources, weights, strict=True):
         if weight is not None:
             fused.replace(weight)
             yield names
+
+
+def _kept_weights(
+    model: PackedModel, packed: PackedWeights, make: Callable[[], Iterable[QuantizedWeight | None]]
+) -> dict[str, QuantizedWeight] | None:
+    """From their file, which is made where there is none and a later start gains by it."""
+    if model.num_bytes < MIN_BYTES:
+        return None
+    kept = packed.read(model)
+    if kept is None and packed.write(model, make()):
+        kept = packed.read(model)
+    return kept
 
 
 def _open(path: Path) -> tuple[ModelConfig, Checkpoint]:

@@ -47,25 +47,32 @@ def can_quantize(shape: Sequence[int]) -> bool:
     return len(shape) == 2 and shape[1] % GROUP_SIZE == 0
 
 
-def quantize_weight(source: WeightSource, names: Sequence[str], quantization: Quantization) -> QuantizedWeight | None:
-    """The tensors of these names, end to end, as one quantised weight.
+def weight_bits(source: WeightSource, names: Sequence[str], quantization: Quantization) -> int:
+    """The bits of the codes that the tensors of these names become as one weight.
 
-    It has 4 bits where "gguf" is asked for and every one of the tensors is stored in such blocks, else 8: those of
-    tensors that are stored in a form of 8 or 5 bits around zero, and what other values are rounded to.
+    4 where "gguf" is asked for and every one of the tensors is stored in such blocks, else 8.
+    """
+    return 4 if quantization == "gguf" and all(4 in source.code_bits(name) for name in names) else 8
+
+
+def quantize_weight(source: WeightSource, names: Sequence[str], quantization: Quantization) -> QuantizedWeight | None:
+    """The tensors of these names, end to end, as one quantised weight of `weight_bits`.
+
+    Codes of that many bits are taken from tensors that have them, and other values are rounded to eight.
 
     Returns:
         None where a scale is beyond float16, as of values that are infinite or no numbers: the weight stays as it is.
     """
-    all_bits = [source.code_bits(name) for name in names]
-    bits = 4 if quantization == "gguf" and all(4 in each for each in all_bits) else 8
+    bits = weight_bits(source, names, quantization)
     num_rows = sum(source.shapes[name][0] for name in names)
     in_features = source.shapes[names[0]][1]
     codes = torch.empty((num_rows, in_features), dtype=torch.uint8)
     scales = torch.empty((num_rows, in_features // GROUP_SIZE), dtype=torch.float16)
     minimums = torch.empty_like(scales) if bits == 4 else None
     base = 0
-    for name, exact in zip(names, all_bits, strict=True):
-        pieces = source.coded_pieces(name, bits) if bits in exact else _rounded_pieces(source, name)
+    for name in names:
+        is_coded = bits in source.code_bits(name)
+        pieces = source.coded_pieces(name, bits) if is_coded else _rounded_pieces(source, name)
         for start, piece in pieces:
             rows = slice(base + start, base + start + len(piece.codes))
             codes[rows] = piece.codes
@@ -80,4 +87,4 @@ def quantize_weight(source: WeightSource, names: Sequence[str], quantization: Qu
 
 def _rounded_pieces(source: WeightSource, name: str) -> Iterator[tuple[int, CodedRows]]:
     for start, rows in source.pieces(name):
-        yield start, CodedRows(*round_to_codes(rows, GROUP_SIZE), None)
+        yield start, CodedRows(*round_to_codes(rows), None)

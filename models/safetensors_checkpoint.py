@@ -39,7 +39,8 @@ class SafetensorsCheckpoint:
         self._num_bytes: dict[str, int] = {}
         self._shard_of: dict[str, safe_open] = {}
         index = self._read_index()
-        for file in self._shard_paths(index):
+        self.files = self._shard_paths(index)
+        for file in self.files:
             self._add_shard(file, index)
         for name in index:
             if name not in self.shapes:

@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     )
 
     config: Path | None = Field(None, description="TOML file with settings; flags and variables go before it.")
-    home: Path = Field(Path("~/.cache/octavo"), description="Folder that downloaded models are kept in.")
+    home: Path = Field(Path("~/.cache/octavo"), description="Folder that models and packed weights are kept in.")
 
     model: str = Field(
         "smollm2",
@@ -283,8 +283,8 @@ class Settings(BaseSettings):
     def engine_config(self, model_path: Path) -> EngineConfig:
         """Only what the engine needs, for the model found at `model_path`."""
         shared = {field.name: getattr(self, field.name) for field in fields(EngineConfig) if field.name != "model_path"}
-        # msgpack takes plain integers alone.
-        plain: dict[str, Any] = {name: int(v) if isinstance(v, ByteSize) else v for name, v in shared.items()}
+        plain_types = {ByteSize: int, type(self.home): str}  # msgpack takes no others
+        plain: dict[str, Any] = {name: plain_types.get(type(v), lambda v: v)(v) for name, v in shared.items()}
         return EngineConfig(model_path=str(model_path), **plain)
 
 

@@ -17,6 +17,7 @@ from models.cuda_graphs import CudaGraphs, GraphableBackend
 from models.decoder import Decoder
 from models.loader import load_model
 from models.memory import gpu_cache_bytes, graph_bytes
+from models.packed_weights import PackedWeights
 from models.runner import ModelRunner
 from paged_cache.kv_cache import KVCache
 from paged_cache.spec import KVCacheSpec
@@ -86,6 +87,7 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
         ops,
         lambda done, total: on_progress("weights", done, total),
         quantization,
+        _packed_weights(config),
     )
     spec = kv_cache_spec(model, config, quantization)
     longest = max_model_len_of(model, config)
@@ -120,6 +122,16 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
     )
     scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, costs)
     return DeviceHalf(config, runner, scheduling, num_host_blocks, info)
+
+
+def _packed_weights(config: EngineConfig) -> PackedWeights | None:
+    """The cache folder's part for them."""
+    if config.home is None:
+        return None
+    try:
+        return PackedWeights(Path(config.home).expanduser() / "packed", torch.get_num_threads())
+    except RuntimeError:  # ~ of a user who has no home directory
+        return None
 
 
 def _card_bytes(

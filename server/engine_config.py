@@ -25,6 +25,7 @@ class EngineConfig:
     async_scheduling: bool | None  # None = on a GPU only
     enforce_eager: bool
     quantization: str = "none"  # "auto" = what is fastest on the device
+    home: str | None = None  # the cache folder; None = nothing is kept between starts
     log_level: str = "info"
     enable_prefix_caching: bool = True
     swap_space: int | None = None  # bytes of host memory for the blocks of preempted sequences; None = see Settings
