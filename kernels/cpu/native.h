@@ -16,7 +16,7 @@ inline int64_t element_size(int32_t type) { return type == kFloat32 ? 4 : is_qua
 // kAvx512Vnni adds int8 dot products to kAvx512, kAvx512BF16 those of bfloat16 to that.
 enum InstructionSet : int32_t { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Vnni = 3, kAvx512BF16 = 4 };
 
-enum Status : int32_t { kOk = 0, kBadBlockId = 1, kBadSlot = 2, kBadRow = 3, kOutOfMemory = 4, kUnsupported = 5 };
+enum Status : int32_t { kOk = 0, kBadBlockId = 1, kBadSlot = 2, kBadRow = 3, kOutOfMemory = 4, kUnsupported = 5, kBadTokenId = 6 };
 
 struct TileKernel;    // paged_attention.h
 struct LinearKernel;  // model_ops.h

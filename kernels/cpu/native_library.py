@@ -26,6 +26,7 @@ STATUS_MESSAGES = {
     3: "a row's query length, sequence length and block table do not fit together",
     OUT_OF_MEMORY: "out of memory for the scratch buffers",
     5: "this processor or this build lacks the instruction set asked for",
+    6: "a token id lies outside the vocabulary",
 }
 
 

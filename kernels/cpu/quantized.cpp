@@ -37,7 +37,7 @@ Status embed(const EmbedArgs& args) {
   if (!kernels) return kUnsupported;
   const QuantizedWeight& weight = args.weight;
   for (int64_t row = 0; row < args.num_rows; ++row)
-    if (args.ids[row] < 0 || args.ids[row] >= weight.num_outputs) return kBadRow;
+    if (args.ids[row] < 0 || args.ids[row] >= weight.num_outputs) return kBadTokenId;
   parallel_for_rows(args.num_rows, weight.in_features, args.num_threads, [&](int64_t row) {
     kernels->quantized->read_output(weight, args.ids[row], args.factor, args.out + row * weight.in_features);
   });

@@ -70,20 +70,21 @@ def run_paged(
     chunk_sizes: Sequence[int],
     num_last: int = 1_000_000,
     backend: AttentionBackend | None = None,
+    cache_dtype: torch.dtype | None = None,
 ) -> list[torch.Tensor]:
     """Logits of the last `num_last` tokens of every prompt, [min(num_last, len(prompt)), vocab_size] each.
 
     All prompts advance together, prompt i by `chunk_sizes[i % len(chunk_sizes)]` tokens a step, through blocks in a
     shuffled order; blocks hold NaN until they are written, and table entries past a sequence's end are arbitrary.
-    Without a `backend`, attention is that of GatherBackend.
+    Without a `backend`, attention is that of GatherBackend; without a `cache_dtype`, the cache is of the model's.
     """
     backend = GatherBackend() if backend is None else backend
     config = decoder.config
     tables = _shuffled_block_tables(prompts)
-    dtype = str(decoder.dtype).removeprefix("torch.")
+    dtype = str(cache_dtype or decoder.dtype).removeprefix("torch.")
     spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype)
     cache = KVCache(spec, int(tables.max()) + 1, torch.device("cpu"))
-    for layer in cache.layers:
+    for layer in cache.layers if not spec.is_quantised else ():
         layer.key.fill_(float("nan"))
         layer.value.fill_(float("nan"))
     computed = [0] * len(prompts)
