@@ -79,7 +79,7 @@ def test_logits_do_not_depend_on_company(cache_dtype: torch.dtype, tmp_path: Pat
 
 
 def test_logits_are_near_those_of_float32(tmp_path: Path) -> None:
-    """Rounding to 8 bits moves logits by a few hundredths of their spread: another order than a wrong operation does."""
+    """Rounding to 8 bits moves logits by a few hundredths of their spread; a wrong operation by far more."""
     path = save(build("llama"), tmp_path)
     ops = NativeOps()
     exact = load_model(path, torch.float32, torch.device("cpu"), ops, lambda done, total: None)
