@@ -5,6 +5,8 @@ Detokenises, applies stop strings, puts an echoed prompt in front. Knows no engi
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from scheduler.output import FinishReason, SequenceUpdate, TokenLogprobs
 from server.detokenizer import Detokenizer
 from server.off_loop import off_loop_if_large
@@ -14,8 +16,7 @@ from server.stop_strings import StopAutomaton
 from server.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct, frozen=True):
     """The next piece of one answer. Its tokens are given where logprobs are asked for, never before their text."""
 
     index: int
@@ -63,6 +64,10 @@ class ScoredPrompt:
         self._tokenizer = tokenizer
         self._is_due = self._echoes_scores or request.prompt_logprobs is not None
         self._scores: list[TokenLogprobs] = []  # of prompt tokens 1.., as far as they came
+
+    def is_due(self, update: SequenceUpdate) -> bool:
+        """The update has to be taken here, before the choice that it belongs to takes it."""
+        return (self._is_due or bool(update.prompt_logprobs)) and update.finish_reason != "error"
 
     async def take(self, update: SequenceUpdate) -> None:
         """Collect the prompt's scores; put its tokens together when an answer begins."""
@@ -158,7 +163,8 @@ class Choice:
         taken = update.token_ids if step.stopped is None else update.token_ids[:num_taken]
         self.num_tokens += len(taken)
         self._new_token_ids += taken
-        self._total_logprob += sum(scores.logprob for scores in update.logprobs[: len(taken)])
+        if update.logprobs:
+            self._total_logprob += sum(scores.logprob for scores in update.logprobs[: len(taken)])
         if self._request.logprobs is not None:
             assert len(update.logprobs) == len(update.token_ids), "tokens came without their log-probabilities"
             self._held_tokens += [
@@ -169,6 +175,8 @@ class Choice:
 
     def _release_tokens(self) -> tuple[ScoredToken, ...]:
         """The tokens whose text has been handed out. Those of a stop string that is left out never are."""
+        if not self._held_tokens:
+            return ()
         num_ready = len(self._held_tokens)
         if self.finish_reason is None or self._detokenizer.stopped is not None:
             num_ready = sum(token.offset < self._text_length for token in self._held_tokens)  # offsets only grow

@@ -82,7 +82,7 @@ def key_name_of(request: Request) -> str:
     return key_name or ""
 
 
-def _edge_of(request: Request) -> Edge:
+async def _edge_of(request: Request) -> Edge:  # a plain function would be called in a thread
     edge: Edge = request.app.state.edge
     return edge
 

@@ -16,6 +16,7 @@ from scheduler.output import DropCause, SequenceUpdate
 from scheduler.request_report import RequestReport
 from server.config import engine_environment
 from server.engine_config import EngineConfig
+from server.engine_connection import EngineConnection
 from server.ipc import MessageCodec
 from server.messages import (
     Abort,
@@ -31,7 +32,7 @@ from server.messages import (
     StepUpdates,
     Submit,
 )
-from server.update_stream import UpdateQueue, UpdateStream
+from server.update_stream import UpdateStream
 
 __all__ = [
     "EngineClient",
@@ -41,7 +42,6 @@ __all__ = [
     "EngineUnavailable",
     "RequestDropped",
     "RequestRejected",
-    "UpdateQueue",
     "UpdateStream",
 ]
 
@@ -120,8 +120,8 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: EngineConnection | None = None
+        self._started: asyncio.Future[EngineInfo] | None = None  # while the process starts
         self._last_heard = 0.0
         self._serving = False
         self._supervisor: asyncio.Task[None] | None = None
@@ -221,35 +221,31 @@ class EngineClient:
     # --- the process ---
 
     def _send(self, message: EdgeMessage | EngineConfig) -> None:
-        if self._writer is None or self._writer.is_closing():
+        if self._connection is None or not self._connection.is_open:
             raise EngineUnavailable("The engine died a moment ago and is being restarted.")
-        self._writer.write(self._codec.encode(message))
+        self._connection.send(message)
 
     async def _start_process(self) -> EngineInfo:
+        loop = asyncio.get_running_loop()
+        started = self._started = loop.create_future()
         try:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._process = await _spawn(theirs)
-            self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            _, connection = await loop.create_connection(lambda: EngineConnection(self._codec, self._take), sock=ours)
         except OSError as error:  # no descriptors, no memory: it may pass
             raise EngineStartError(f"The engine process could not be started: {error}.") from error
+        self._connection = connection
         self._send(self._config)
-        while True:
-            match await self._codec.receive_async(self._reader):
-                case LoadProgress() as progress:
-                    if self._on_progress is not None:
-                        self._on_progress(progress)
-                case EngineInfo() as info:
-                    self.info = info
-                    self._last_heard = time.monotonic()
-                    self._serving = True
-                    return info
-                case EngineFailure(message):
-                    await self._end_process()
-                    raise EngineRefusedSettings(message)
-                case _:
-                    await self._end_process()
-                    raise EngineStartError(f"The engine process ended while it was starting ({self._exit_status()}).")
+        await asyncio.wait({started, connection.lost}, return_when=asyncio.FIRST_COMPLETED)
+        self._started = None
+        if not started.done():
+            await self._end_process()
+            await connection.lost
+            raise EngineStartError(f"The engine process ended while it was starting ({self._exit_status()}).")
+        if started.exception() is not None:
+            await self._end_process()
+        return started.result()
 
     async def _supervise(self) -> None:
         try:
@@ -261,7 +257,7 @@ class EngineClient:
 
     async def _look_after_process(self) -> None:
         while True:
-            await self._receive_updates()
+            await self._lose_process()
             num_open = len(self._streams)
             self._lose_engine("The engine process died while this request was running. Send it again.")
             await self._end_process()
@@ -290,41 +286,55 @@ class EngineClient:
                 return True
         return False
 
-    async def _receive_updates(self) -> None:
-        """Hand out updates until the process is gone."""
-        while (message := await self._next_message()) is not None:
-            self._last_heard = time.monotonic()
-            match message:
-                case StepUpdates():
-                    self.stats = message.stats
-                    for report in message.reports:
-                        self._hand_on(report)
-                    for update in message.updates:
-                        self._deliver(update)
-                case Inspection(number, reports):
-                    if number in self._inspections and not self._inspections[number].done():
-                        self._inspections[number].set_result(reports)
-                case Rejected():
-                    if message.request_id in self._streams:
-                        self._streams[message.request_id].fail(_as_error(message))
-                        self._forget(message.request_id)
-
-    async def _next_message(self) -> object | None:
-        """What the engine says next; None when its process is gone, or was killed because it said nothing for long."""
-        assert self._reader is not None
+    async def _lose_process(self) -> None:
+        """Wait until the process is gone, or has said nothing for long and is killed. Raises what `_take` raised."""
+        assert self._connection is not None
         assert self._process is not None
+        lost = self._connection.lost
         patience = self._stall_timeout * _STALLS_UNTIL_DEAD
-        try:
-            async with asyncio.timeout(patience):
-                return await self._codec.receive_async(self._reader)
-        except TimeoutError:
-            logger.error("The engine has said nothing for %.0f s and is killed.", patience)
-            self._process.kill()
-            return None
+        while not lost.done():
+            silence = time.monotonic() - self._last_heard
+            if silence >= patience:
+                logger.error("The engine has said nothing for %.0f s and is killed.", patience)
+                self._process.kill()
+                return
+            await asyncio.wait({lost}, timeout=patience - silence)
+        await lost
 
-    def _hand_on(self, report: RequestReport) -> None:
-        if self.on_report is not None:
-            self.on_report(report)
+    def _take(self, message: object) -> None:
+        """What the engine says, in the moment when it arrives."""
+        self._last_heard = time.monotonic()
+        match message:
+            case StepUpdates():
+                self.stats = message.stats
+                if self.on_report is not None:
+                    for report in message.reports:
+                        self.on_report(report)
+                for update in message.updates:
+                    self._deliver(update)
+            case Inspection(number, reports):
+                if number in self._inspections and not self._inspections[number].done():
+                    self._inspections[number].set_result(reports)
+            case Rejected():
+                stream = self._streams.get(message.request_id)
+                if stream is not None:
+                    self._forget(message.request_id)
+                    stream.fail(_as_error(message))
+            case _:
+                self._take_of_start(message)
+
+    def _take_of_start(self, message: object) -> None:
+        assert self._started is not None, f"a running engine said {message!r}"
+        match message:
+            case LoadProgress() as progress:
+                if self._on_progress is not None:
+                    self._on_progress(progress)
+            case EngineInfo() as info:
+                self.info = info
+                self._serving = True
+                self._started.set_result(info)
+            case EngineFailure(reason):
+                self._started.set_exception(EngineRefusedSettings(reason))
 
     def _deliver(self, update: SequenceUpdate) -> None:
         stream = self._streams.get(update.request_id)
@@ -335,7 +345,7 @@ class EngineClient:
             self._forget(update.request_id)
 
     def _forget(self, request_id: str) -> None:
-        del self._streams[request_id]
+        self._streams.pop(request_id, None)  # whoever took its last update may have given it up
         if not self._streams:
             self._idle.set()
 
@@ -346,13 +356,13 @@ class EngineClient:
             if not answer.done():
                 answer.set_exception(EngineUnavailable(reason))
         for request_id, stream in list(self._streams.items()):
-            stream.fail(EngineDied(reason))
             self._forget(request_id)
+            stream.fail(EngineDied(reason))
 
     async def _end_process(self) -> None:
         """Close the connection, which ends the process; kill it if it does not go."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._connection is not None:
+            self._connection.close()
         if self._process is None:
             return
         try:

@@ -6,14 +6,16 @@ the caller ends, nothing of the request stays in the engine. Knows no HTTP and n
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from scheduler.output import FinishReason, SequenceUpdate
 from server.choices import Choice, ChoiceDelta, ChoiceResult, ScoredPrompt
-from server.engine_client import EngineClient, RequestRejected, UpdateQueue, UpdateStream
+from server.engine_client import EngineClient, RequestRejected, UpdateStream
 from server.metrics import SequenceRecord, ServerMetrics
 from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest
@@ -21,6 +23,7 @@ from server.request_history import RequestTrace
 from server.service_terms import Submitter
 from server.stop_strings import StopAutomaton
 from server.tokenizer import Tokenizer
+from server.update_stream import Item
 
 __all__ = ["ChoiceDelta", "ChoiceResult", "Generation", "SequenceFailed", "TokenCounts"]
 
@@ -31,8 +34,7 @@ class SequenceFailed(Exception):
     """The engine could not go on with a sequence."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
+class TokenCounts(msgspec.Struct, frozen=True, gc=False):
     """What a request has cost so far."""
 
     num_prompt_tokens: int  # of all prompts; each counts once, whatever n
@@ -52,6 +54,7 @@ class _SequenceProgress:
     last_token_time: float = 0.0
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
+    has_ended_there: bool = False  # the engine knows of its end
 
 
 class Generation:
@@ -83,6 +86,9 @@ class Generation:
         self._num_completion_tokens = 0
         self._num_cached_tokens = 0
         self._num_recomputed_tokens = 0
+        self._arrived: asyncio.Queue[tuple[int, Item | ChoiceDelta]] = asyncio.Queue()  # with the prompt's position
+        self._is_waiting = False  # `deltas` is, and everything that came before is with its caller
+        self._write: Callable[[ChoiceDelta], bool] | None = None
         self._first_time: float | None = None  # when the first token came, or the end without one
         self._last_time = arrival
 
@@ -113,16 +119,72 @@ class Generation:
         """
         end: FinishReason = "abort"  # when the caller goes away
         try:
-            async with aclosing(_merge(await self._submit())) as updates:
-                async for position, update in updates:
-                    delta = await self._take(position, update)
-                    if delta is not None:
-                        yield delta
+            streams = await self._submit()
+            for position, stream in enumerate(streams):
+                stream.forward(self._receive, position)
+            async with aclosing(self._merged(len(streams))) as deltas:
+                async for delta in deltas:
+                    yield delta
         except Exception:
             end = "error"
             raise
         finally:
+            self._write = None
             self._close(end)
+
+    def divert(self, write: Callable[[ChoiceDelta], bool]) -> None:
+        """While the caller of `deltas` waits for the next one, hand it to `write` in the moment in which it comes.
+
+        What `write` does not want, for which it returns false, comes from `deltas`, and so does all that cannot be
+        done at once; nothing overtakes anything.
+        """
+        if len(self._engine_ids) * self._request.num_sequences <= _SEQUENCES_A_TURN:  # else one step may bring too much
+            self._write = write
+
+    def _receive(self, position: int, item: Item) -> None:
+        """Called with each update as it comes."""
+        if (
+            self._write is None
+            or not self._is_waiting
+            or not self._arrived.empty()
+            or not isinstance(item, SequenceUpdate)
+            or self._choice(position, item).prompt.is_due(item)
+        ):
+            self._arrived.put_nowait((position, item))
+            return
+        try:
+            delta = self._take(position, item)
+            if delta is not None and not self._write(delta):
+                self._arrived.put_nowait((position, delta))
+        except Exception as error:  # the caller of `deltas` learns it, and not the engine's client
+            self._arrived.put_nowait((position, error))
+            return
+        self._end_if_stopped(position, item)  # whereupon nothing more is expected, which comes after the delta
+
+    async def _merged(self, num_open: int) -> AsyncGenerator[ChoiceDelta, None]:
+        """The deltas of so many streams as their updates come. The first error ends all."""
+        num_taken = 0
+        while num_open:
+            self._is_waiting = True
+            position, arrived = await self._arrived.get()
+            self._is_waiting = False
+            if arrived is None:
+                num_open -= 1
+            elif isinstance(arrived, Exception):
+                raise arrived
+            elif isinstance(arrived, ChoiceDelta):
+                yield arrived
+            else:
+                choice = self._choice(position, arrived)
+                if choice.prompt.is_due(arrived):
+                    await choice.prompt.take(arrived)
+                delta = self._take(position, arrived)
+                self._end_if_stopped(position, arrived)
+                if delta is not None:
+                    yield delta
+            num_taken += 1
+            if num_taken % _SEQUENCES_A_TURN == 0:
+                await asyncio.sleep(0)  # one step of the engine may bring updates of all of them
 
     async def result(self) -> list[ChoiceResult]:
         """Wait for all answers; of more than n to a prompt, the n likeliest by token, likeliest first.
@@ -130,9 +192,15 @@ class Generation:
         Raises what `deltas` raises.
         """
         results = [ChoiceResult() for _ in range(len(self._request.prompts) * self._request.num_sequences)]
+
+        def add(delta: ChoiceDelta) -> bool:
+            results[delta.index].add(delta)
+            return True
+
+        self.divert(add)
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
-                results[delta.index].add(delta)
+                add(delta)
         for choice, result in zip(self._choices, results, strict=True):
             result.prompt_tokens = choice.prompt.tokens
         return [results[index] for index in self._best()]
@@ -169,22 +237,31 @@ class Generation:
                 self._progress.append(_SequenceProgress())
         return streams
 
-    async def _take(self, position: int, update: SequenceUpdate) -> ChoiceDelta | None:
+    def _choice(self, position: int, update: SequenceUpdate) -> Choice:
+        return self._choices[position * self._request.num_sequences + update.index]
+
+    def _take(self, position: int, update: SequenceUpdate) -> ChoiceDelta | None:
+        """The delta that an update makes. Its prompt's scores have been taken."""
         index = position * self._request.num_sequences + update.index
         choice = self._choices[index]
         if choice.finish_reason is not None:
             return None  # it met a stop string, and this update was on its way already
         if update.finish_reason == "error":
             raise _as_error(update)
-        await choice.prompt.take(update)
         num_tokens = choice.num_tokens
         delta = choice.take(update)
         self._observe(index, update, choice.num_tokens - num_tokens)
         if choice.finish_reason is not None:
-            if update.finish_reason is None:
-                self._engine.abort(update.request_id, update.index)
             self._observe_end(index, choice.finish_reason)
         return delta
+
+    def _end_if_stopped(self, position: int, update: SequenceUpdate) -> None:
+        """Let the engine know of an answer that ended where it would have gone on."""
+        index = position * self._request.num_sequences + update.index
+        if self._choices[index].finish_reason is not None and not self._progress[index].has_ended_there:
+            self._progress[index].has_ended_there = True
+            if update.finish_reason is None:
+                self._engine.abort(update.request_id, update.index)
 
     def _observe(self, index: int, update: SequenceUpdate, num_new_tokens: int) -> None:
         progress = self._progress[index]
@@ -246,22 +323,3 @@ def _as_error(update: SequenceUpdate) -> Exception:
         return RequestRejected(failure.message, failure.param)
     reason = "for a reason of its own" if failure is None else failure.message
     return SequenceFailed(f"sequence {update.index} of {update.request_id} failed in the engine: {reason}")
-
-
-async def _merge(streams: Sequence[UpdateStream]) -> AsyncGenerator[tuple[int, SequenceUpdate], None]:
-    """The updates of several streams as they come, each with its stream's position. The first error ends all."""
-    queue: UpdateQueue = asyncio.Queue()
-    for position, stream in enumerate(streams):
-        stream.join(queue, position)
-    num_open, num_taken = len(streams), 0
-    while num_open:
-        match await queue.get():
-            case (_, None):
-                num_open -= 1
-            case (_, Exception() as error):
-                raise error
-            case position, update:
-                yield position, update
-        num_taken += 1
-        if num_taken % _SEQUENCES_A_TURN == 0:
-            await asyncio.sleep(0)  # one step of the engine may bring updates of all of them

@@ -9,10 +9,41 @@ import socket
 from collections.abc import Callable
 from typing import ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import InvalidRequest
 from server.protocol.responses import to_json
+
+_CHUNK_WRITER = "octavo.chunk_writer"  # among the extensions of a scope
+
+
+class ChunkWriter:
+    """Writes pieces of an answer that has begun in the moment in which they are there, without a task that sends them.
+
+    For answers without a length. What is written so comes after what the application has sent, if that has returned.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        """For the answer to one request."""
+        self._cycle = cycle
+
+    @property
+    def is_ready(self) -> bool:
+        """The answer has begun and not ended, the client is there, and reads what it gets."""
+        cycle = self._cycle
+        is_open = cycle.response_started and not (cycle.response_complete or cycle.disconnected)
+        return is_open and bool(cycle.chunked_encoding) and not cycle.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """Send a piece, not empty. To be called while it is ready."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def chunk_writer(scope: Scope) -> ChunkWriter | None:
+    """Of a request; None where another server runs the application."""
+    writer: ChunkWriter | None = scope.get("extensions", {}).get(_CHUNK_WRITER)
+    return writer
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -78,6 +109,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._last_body_time = self._body_began = self.loop.time()
         self._set_deadline(self.idle_body_seconds, self._check_body)
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            self.scope["extensions"] = {_CHUNK_WRITER: ChunkWriter(self.cycle)}  # type: ignore[typeddict-item]
 
     def on_chunk_header(self) -> None:
         """A piece of a body begins; after the last one, which is empty, trailers may come."""

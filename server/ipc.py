@@ -3,9 +3,9 @@
 Knows no message. Never pickle: what arrives is decoded into declared types or refused. Token ids travel packed.
 """
 
-import asyncio
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -31,15 +31,39 @@ class MessageCodec:
     def receive(self, connection: socket.socket) -> object | None:
         """Wait for the next message; None when the other side is gone."""
         payload = receive_payload(connection)
-        return self._decoder.decode(payload) if payload else None
+        return self.decode(payload) if payload else None
 
-    async def receive_async(self, reader: asyncio.StreamReader) -> object | None:
-        """The same on an event loop."""
-        try:
-            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-            return self._decoder.decode(await reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+    def decode(self, payload: bytes | memoryview) -> object:
+        """The message of a frame's payload."""
+        return self._decoder.decode(payload)
+
+
+class Frames:
+    """Puts frames together again from the pieces in which they arrive."""
+
+    def __init__(self) -> None:
+        """Nothing has come."""
+        self._begun = bytearray()  # of a frame that is not complete
+
+    def take(self, data: bytes) -> Iterator[memoryview]:
+        """The payloads of the frames that are complete with `data`, each to be used before the next is asked for."""
+        if self._begun:
+            self._begun += data
+            data = bytes(self._begun) if self._is_complete() else b""
+            if data:
+                self._begun.clear()
+        view, start = memoryview(data), 0
+        while len(view) - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(view, start)[0]
+            if end > len(view):
+                break
+            yield view[start + _LENGTH.size : end]
+            start = end
+        self._begun += view[start:]
+
+    def _is_complete(self) -> bool:
+        begun = self._begun
+        return len(begun) >= _LENGTH.size and len(begun) >= _LENGTH.size + _LENGTH.unpack_from(begun)[0]
 
 
 def _encode_custom(value: object) -> object:

@@ -9,12 +9,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import Histogram as LabelledHistogram
 
 from scheduler.output import FinishReason
 from scheduler.request_report import RequestReport
 from server.engine_client import EngineClient
 from server.engine_metrics import LABELS, EngineCollector
+from server.histogram import Histogram
 
 _ENGINE = "0"
 # vLLM's edges, and finer ones below them: a small model answers faster than its lowest.
@@ -97,7 +99,7 @@ class ServerMetrics:
         self._http_requests = Counter(
             "http_requests", "Answered HTTP requests.", ("handler", "method", "status"), registry=self._registry
         )
-        self._http_duration = Histogram(
+        self._http_duration = LabelledHistogram(
             "http_request_duration_seconds",
             "From the request's first byte to the answer's last.",
             ("handler", "method"),
@@ -148,8 +150,9 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, documentation: str, buckets: Iterable[float]) -> Histogram:
-        family = Histogram(f"vllm:{name}", documentation, LABELS, buckets=tuple(buckets), registry=self._registry)
-        return family.labels(*self._labels)
+        histogram = Histogram(f"vllm:{name}", documentation, dict(zip(LABELS, self._labels, strict=True)), buckets)
+        self._registry.register(histogram)
+        return histogram
 
 
 def _one_two_five(limit: int) -> tuple[float, ...]:

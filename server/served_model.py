@@ -79,4 +79,4 @@ class ServedModel:
 
 def longest_token(tokenizer: Tokenizer) -> int:
     """Bytes of the longest token of a vocabulary: no prompt has fewer tokens than its length over this."""
-    return max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+    return max(len(tokenizer.spelled_bytes(token_id)) for token_id in range(tokenizer.vocab_size))

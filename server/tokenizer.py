@@ -1,7 +1,8 @@
 """Text to token ids and back, for one model.
 
-Wraps `tokenizers`; nothing changes after construction, so that threads share one (`tokenizers` lets go of the GIL while
-it encodes). Knows no file formats (see hf_tokenizer and gguf_tokenizer), no requests, and not how text is streamed.
+Wraps `tokenizers`; nothing that shows changes after construction, so that threads share one (`tokenizers` lets go of
+the GIL while it encodes). Knows no file formats (see hf_tokenizer and gguf_tokenizer), no requests, and not how text is
+streamed.
 """
 
 import re
@@ -43,6 +44,7 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = parts.eos_token_ids
         self.special_token_ids: frozenset[int] = parts.special_token_ids
         self.special_tokens: Mapping[str, str] = parts.special_tokens  # "bos_token" -> "<s>", those that have a name
+        self._known_bytes: dict[int, bytes] = {}  # of the tokens that were asked for
         self.chat_template: ChatTemplate | None = None
         if "default" in parts.chat_templates:
             self.chat_template = ChatTemplate(
@@ -76,13 +78,21 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes that a token adds to the text; none for an id that the tokenizer does not have."""
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            known = self._known_bytes[token_id] = self.spelled_bytes(token_id)
+        return known
+
+    def spelled_bytes(self, token_id: int) -> bytes:
+        """The same, worked out anew: for whoever looks at the whole vocabulary once."""
         piece = self.spelling(token_id)
         if token_id in self._parts.literal_ids:
             return piece.encode("utf-8")
         if self._parts.spelling == "byte_level":
-            if all(char in _BYTE_LEVEL for char in piece):
-                return bytes(_BYTE_LEVEL[char] for char in piece)
-            return piece.encode("utf-8")
+            try:
+                return bytes([_BYTE_LEVEL[char] for char in piece])
+            except KeyError:  # not spelled so
+                return piece.encode("utf-8")
         if self._parts.byte_fallback and (byte := _BYTE_TOKEN.fullmatch(piece)):
             return bytes([int(byte[1], 16)])
         return piece.replace(_SPACE_MARK, " ").encode("utf-8")

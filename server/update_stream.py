@@ -1,11 +1,12 @@
 """The updates of one request on their way from the engine to whoever waits for them. Knows neither of the two."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 
 from scheduler.output import SequenceUpdate
 
-UpdateQueue = asyncio.Queue[tuple[int, SequenceUpdate | Exception | None]]
+Item = SequenceUpdate | Exception | None  # an error ends a request, and None a request that has all of its updates
 
 
 class UpdateStream:
@@ -14,7 +15,8 @@ class UpdateStream:
     def __init__(self, num_sequences: int) -> None:
         """Expect updates of sequences 0 .. num_sequences - 1."""
         self._open = set(range(num_sequences))
-        self._queue: UpdateQueue = asyncio.Queue()
+        self._early: deque[Item] = deque()  # came before anybody took them
+        self._receive: Callable[[int, Item], None] | None = None
         self._position = 0
         self.has_failed = False
 
@@ -33,9 +35,12 @@ class UpdateStream:
 
     def close(self, index: int | None = None) -> None:
         """Expect nothing more of one sequence, or of any."""
+        if not self._open:
+            return
         if index is None:
             self._open.clear()
-        self._open.discard(index if index is not None else -1)
+        else:
+            self._open.discard(index)
         if not self._open:
             self._put(None)
 
@@ -45,21 +50,26 @@ class UpdateStream:
         self.has_failed = True
         self._put(error)
 
-    def join(self, queue: UpdateQueue, position: int) -> None:
-        """Put everything, what has come already included, into a queue that several streams share.
+    def forward(self, receive: Callable[[int, Item], None], position: int = 0) -> None:
+        """Hand everything to `receive` as it comes, what has come already included, with the stream's `position`.
 
-        An error is put there as it is, and None for the end.
+        Several streams may be handed to one receiver. It may end sequences of this stream while it has an update.
         """
-        while not self._queue.empty():
-            queue.put_nowait((position, self._queue.get_nowait()[1]))
-        self._queue, self._position = queue, position
+        self._receive, self._position = receive, position
+        while self._early:
+            receive(position, self._early.popleft())
 
     async def __aiter__(self) -> AsyncIterator[SequenceUpdate]:
         """Yield updates as they come. Raises EngineDied, EngineUnavailable, RequestDropped or RequestRejected."""
-        while (item := (await self._queue.get())[1]) is not None:
+        queue: asyncio.Queue[Item] = asyncio.Queue()
+        self.forward(lambda _, item: queue.put_nowait(item))
+        while (item := await queue.get()) is not None:
             if isinstance(item, Exception):
                 raise item
             yield item
 
-    def _put(self, item: SequenceUpdate | Exception | None) -> None:
-        self._queue.put_nowait((self._position, item))
+    def _put(self, item: Item) -> None:
+        if self._receive is None:
+            self._early.append(item)
+        else:
+            self._receive(self._position, item)

@@ -35,7 +35,7 @@ from server.protocol.shaping import (
     timings,
     usage,
 )
-from server.routes.generating import DONE, Head, Route, answer, chunk_event
+from server.routes.generating import DONE, PLACEHOLDER, Head, Route, TextChunks, answer, chunk_event, has_plain_chunks
 from server.routes.openapi import body_of
 from server.scored_tokens import ScoredToken
 
@@ -51,6 +51,8 @@ class ChatWriter:
         self._head = head
         self._output = ChatOutput(request)
         self._begun: set[int] = set()  # choices
+        self._is_plain = has_plain_chunks(request) and request.answer_form.tool_format is None
+        self._text_chunks: dict[int, TextChunks] = {}  # of choices that have begun
 
     def whole(self, results: list[ChoiceResult], counts: TokenCounts) -> ChatCompletion:
         """All choices at once."""
@@ -87,6 +89,11 @@ class ChatWriter:
     def delta(self, delta: ChoiceDelta, counts: TokenCounts) -> list[bytes]:
         """The next piece of one choice: none while the text may still become a tool call."""
         first = delta.index not in self._begun
+        if self._is_plain and not first and delta.finish_reason is None and delta.text:
+            chunks = self._text_chunks.get(delta.index)
+            if chunks is None:
+                chunks = self._text_chunks[delta.index] = self._text_chunks_of(delta.index, counts)
+            return [chunks.event(delta.text)]
         events = self._output.push(delta)
         if not (first or events or delta.tokens or delta.finish_reason or self._request.return_token_ids):
             return []
@@ -101,6 +108,10 @@ class ChatWriter:
         )
         counted = chunk_usage(self._request, counts)
         return [self._chunk([choice], counted, counts, self._prompt_token_ids() if first else UNSET)]
+
+    def _text_chunks_of(self, index: int, counts: TokenCounts) -> TextChunks:
+        choice = ChatChunkChoice(index, ChatMessage(content=PLACEHOLDER), None, None)
+        return TextChunks(self._chunk([choice], chunk_usage(self._request, counts), counts))
 
     def _message(self, events: Sequence[ChatEvent], *, first: bool) -> ChatMessage:
         """What a delta shows. The first one names the speaker, and says at once that there may be no content."""

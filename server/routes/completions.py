@@ -21,7 +21,7 @@ from server.protocol.shaping import (
     timings,
     usage,
 )
-from server.routes.generating import DONE, Head, Route, answer, chunk_event
+from server.routes.generating import DONE, PLACEHOLDER, Head, Route, TextChunks, answer, chunk_event, has_plain_chunks
 from server.routes.openapi import body_of
 
 router = APIRouter(tags=["generation"])
@@ -35,6 +35,8 @@ class CompletionWriter:
         self._request = request
         self._head = head
         self._begun: set[int] = set()  # choices
+        self._is_plain = has_plain_chunks(request)
+        self._text_chunks: dict[int, TextChunks] = {}  # of choices that have begun
 
     def whole(self, results: list[ChoiceResult], counts: TokenCounts) -> Completion:
         """All choices at once."""
@@ -48,9 +50,18 @@ class CompletionWriter:
 
     def delta(self, delta: ChoiceDelta, counts: TokenCounts) -> list[bytes]:
         """The next piece of one choice."""
+        if self._is_plain and delta.finish_reason is None:
+            chunks = self._text_chunks.get(delta.index)
+            if chunks is None:
+                chunks = self._text_chunks[delta.index] = self._text_chunks_of(delta.index, counts)
+            return [chunks.event(delta.text)]
         choice = self._choice(delta.index, delta, first=delta.index not in self._begun)
         self._begun.add(delta.index)
         return [self._event([choice], chunk_usage(self._request, counts), counts)]
+
+    def _text_chunks_of(self, index: int, counts: TokenCounts) -> TextChunks:
+        choice = self._choice(index, ChoiceDelta(index, PLACEHOLDER, (), (), None), first=False)
+        return TextChunks(self._event([choice], chunk_usage(self._request, counts), counts))
 
     def end(self, counts: TokenCounts) -> list[bytes]:
         """The counts, where they are wanted, and the end."""

@@ -23,8 +23,9 @@ from server.error_responses import as_api_error
 from server.errors import ApiError, BodyTooLarge
 from server.event_stream import EventStream, server_sent_event
 from server.generation import ChoiceDelta, ChoiceResult, Generation, TokenCounts
+from server.http_protocol import ChunkWriter
 from server.json_response import JsonResponse
-from server.off_loop import off_loop_if_large
+from server.off_loop import is_large, off_loop_if_large
 from server.preparation import PreparedRequest
 from server.protocol.responses import to_json
 from server.served_model import ServedModel
@@ -33,6 +34,7 @@ IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 TRUNCATED_TOKENS_HEADER = "x-octavo-truncated-prompt-tokens"
 _OBFUSCATED_SIZE = 64  # bytes: the chunks of most tokens come out equally large
 _EMPTY_OBFUSCATION = ',"obfuscation":""'
+PLACEHOLDER = "\x00text\x00"  # which no name of a model holds
 DONE = server_sent_event(b"[DONE]")  # ends the streams of completions and chat
 
 
@@ -77,6 +79,12 @@ class Route(Generic[Prepared]):
     writer: Callable[[Prepared, Head], AnswerWriter]  # for the answer to one request
 
 
+def has_plain_chunks(request: PreparedRequest) -> bool:
+    """Whether the chunks of one choice differ in nothing but their text, those at its beginning and its end apart."""
+    counts = request.continuous_usage or request.include_timings or request.include_obfuscation
+    return request.logprobs is None and not (request.return_token_ids or counts)
+
+
 def chunk_event(chunk: msgspec.Struct, name: str | None = None, *, obfuscate: bool = False) -> bytes:
     """One chunk of a stream; only newer APIs name theirs. `obfuscate` fills it up to a multiple of some size."""
     data = to_json(chunk)
@@ -85,6 +93,21 @@ def chunk_event(chunk: msgspec.Struct, name: str | None = None, *, obfuscate: bo
         padding = secrets.token_urlsafe(num_missing)[:num_missing]
         data = to_json(msgspec.structs.replace(chunk, obfuscation=padding))
     return server_sent_event(data, name)
+
+
+class TextChunks:
+    """The chunks of one choice that differ in their text alone: written into the place of another's text.
+
+    What is around it is taken from a chunk that was written in full, so that there is one way to write it.
+    """
+
+    def __init__(self, event: bytes) -> None:
+        """`event` is a chunk with `PLACEHOLDER` for its text."""
+        self._before, self._after = event.split(to_json(PLACEHOLDER))
+
+    def event(self, text: str) -> bytes:
+        """The chunk with this text."""
+        return self._before + to_json(text) + self._after
 
 
 async def answer(request: Request, edge: Edge, route: Route[Prepared]) -> Response:
@@ -111,7 +134,12 @@ async def _answer(request: Request, body: bytes, arrival: float, edge: Edge, rou
         return JsonResponse([content], headers)
     events = _events(prepared, generation, writer)
     # The first event decides on the status: a request that the engine refuses is answered with 400, not with a stream.
-    return EventStream(await anext(events), events, headers)
+    return EventStream(
+        await anext(events),
+        events,
+        headers,
+        lambda chunks: generation.divert(partial(_write_at_once, prepared, generation, writer, chunks)),
+    )
 
 
 async def _events(
@@ -133,6 +161,18 @@ async def _events(
             return
     for event in writer.end(generation.counts):
         yield event
+
+
+def _write_at_once(
+    prepared: PreparedRequest, generation: Generation, writer: AnswerWriter, chunks: ChunkWriter, delta: ChoiceDelta
+) -> bool:
+    """Write the events for a delta, if the client takes them now and they are not many."""
+    if not chunks.is_ready or is_large(_num_values(prepared, delta)):
+        return False
+    events = writer.delta(delta, generation.counts)
+    if events:
+        chunks.write(b"".join(events))
+    return True
 
 
 def _num_values(request: PreparedRequest, part: ChoiceDelta | ChoiceResult) -> int:

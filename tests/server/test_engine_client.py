@@ -142,7 +142,7 @@ async def test_a_request_that_cannot_fit_is_rejected_with_its_field(client):
 
 async def test_a_request_that_is_rejected_for_a_shortage_may_be_sent_again(client):
     stream = submit(client, max_tokens=200)
-    client._reader.feed_data(MessageCodec(None).encode(Rejected("a", "No memory.", is_shortage=True)))
+    client._connection.data_received(MessageCodec(None).encode(Rejected("a", "No memory.", is_shortage=True)))
     with pytest.raises(EngineUnavailable, match="No memory"):
         await tokens_of(stream)
 
