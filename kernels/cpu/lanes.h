@@ -36,8 +36,35 @@ void store(float* p, FloatVec v) { memcpy(p, &v, sizeof v); }
 FloatVec splat(float x) { return x - FloatVec{}; }  // x - 0 keeps the sign of -0, which x + 0 does not
 FloatVec max_of(FloatVec a, FloatVec b) { return a > b ? a : b; }
 FloatVec min_of(FloatVec a, FloatVec b) { return a < b ? a : b; }
-float lane_sum(FloatVec v) { float s = 0; for (int i = 0; i < kLanes; ++i) s += v[i]; return s; }
-float lane_max(FloatVec v) { float m = v[0]; for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m; return m; }
+
+// ---- reductions over the lanes, as a tree of halves ----
+
+template <int Step, typename Vec, int... Lane>
+Vec exchange_lanes(Vec v, std::integer_sequence<int, Lane...>) {
+  return __builtin_shufflevector(v, v, (Lane ^ Step)...);
+}
+
+template <int Step, typename Vec>
+Vec exchange_lanes(Vec v) {
+  return exchange_lanes<Step>(v, std::make_integer_sequence<int, kLanes>{});
+}
+
+template <typename Vec>
+auto lane_sum(Vec v) {
+  if constexpr (kLanes > 8) v += exchange_lanes<8>(v);
+  if constexpr (kLanes > 4) v += exchange_lanes<4>(v);
+  v += exchange_lanes<2>(v);
+  v += exchange_lanes<1>(v);
+  return v[0];
+}
+
+float lane_max(FloatVec v) {
+  if constexpr (kLanes > 8) v = max_of(v, exchange_lanes<8>(v));
+  if constexpr (kLanes > 4) v = max_of(v, exchange_lanes<4>(v));
+  v = max_of(v, exchange_lanes<2>(v));
+  v = max_of(v, exchange_lanes<1>(v));
+  return v[0];
+}
 
 // ---- element types of the query and the cache, converted to float32 on load ----
 

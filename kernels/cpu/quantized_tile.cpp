@@ -47,9 +47,7 @@ int32_t quantize_group(const float* inputs, float factor, int8_t* codes, int64_t
     memcpy(lanes, &narrow, kLanes);
     for (int i = 0; i < kLanes; i += 4, codes += 4 * stride) memcpy(codes, lanes + i, 4);
   }
-  int32_t sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += total[i];
-  return sum;
+  return lane_sum(total);
 }
 
 void quantize(const float* inputs, int64_t first_group, int64_t num_groups, const QuantizedRows& rows, int64_t row) {
