@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -43,12 +43,12 @@ class ProductShape:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to multiply: how a float weight is prepared, and the product with it."""
+    """One way to multiply: how copies of a float weight are made in the form it takes, and the product with one."""
 
     name: str
     bits: int  # of a weight
     is_bare: bool  # by torch alone
-    prepare: Callable[[torch.Tensor], Any]
+    prepare: Callable[[torch.Tensor], Callable[[], Any]]
     multiply: Product
 
 
@@ -69,7 +69,7 @@ def bare_ways() -> list[Way]:
     """Torch's products: float32, and int8 with rows rounded on the way where an engine of this build has it."""
     engines = [name for name in ("fbgemm", "onednn") if name in torch.backends.quantized.supported_engines]
     return [
-        Way("float32", 32, True, torch.clone, functional.linear),
+        Way("float32", 32, True, lambda weight: weight.clone, functional.linear),
         *(Way(f"int8, {name}", 8, True, lambda w, n=name: _per_channel(w, n), _dynamic) for name in engines),
     ]
 
@@ -80,7 +80,10 @@ def own_ways(linear: Callable[[torch.Tensor, QuantizedWeight, None], torch.Tenso
     def multiply(rows: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
         return linear(rows, weight, None)
 
-    return [Way("own, 8 bit", 8, False, quantize, multiply), Way("own, 4 bit", 4, False, _four_bits, multiply)]
+    return [
+        Way("own, 8 bit", 8, False, lambda weight: _copies(quantize(weight)), multiply),
+        Way("own, 4 bit", 4, False, lambda weight: _copies(_four_bits(weight)), multiply),
+    ]
 
 
 def product_seconds(
@@ -132,19 +135,34 @@ def read_bandwidth(num_threads: int, rounds: int) -> float:
 
 def _ring(way: Way, weight: torch.Tensor) -> deque[Any]:
     count = min(_MOST_COPIES, max(2, _RING_BYTES * 8 // (weight.numel() * way.bits)))
-    return deque(way.prepare(weight) for _ in range(count))
+    copy = way.prepare(weight)
+    return deque(copy() for _ in range(count))
 
 
-def _per_channel(weight: torch.Tensor, engine: str) -> Any:  # noqa: ANN401  # an object of torch's own
+def _copies(weight: QuantizedWeight) -> Callable[[], QuantizedWeight]:
+    minimums = weight.minimums
+    return lambda: replace(
+        weight,
+        codes=weight.codes.clone(),
+        scales=weight.scales.clone(),
+        minimums=None if minimums is None else minimums.clone(),
+    )
+
+
+def _per_channel(weight: torch.Tensor, engine: str) -> Callable[[], Any]:
     scales = weight.abs().amax(dim=1).double() / 127
     zeros = torch.zeros(len(weight), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that its quantised tensors will go; the products take no other
+        codes = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    return lambda: _packed(codes, engine)
+
+
+def _packed(codes: torch.Tensor, engine: str) -> Any:  # noqa: ANN401  # an object of torch's own
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = engine  # of what is packed from now on
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that its quantised tensors will go; the products take no other
-            codes = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-            return torch.ops.quantized.linear_prepack(codes, None)
+        return torch.ops.quantized.linear_prepack(codes, None)
     finally:
         torch.backends.quantized.engine = before
 

@@ -7,7 +7,7 @@ machine that does nothing else. Writes benchmarks/results/cpu_limits.json.
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -122,13 +122,16 @@ def print_products(
 
 
 def print_parts(console: Console, parts: Mapping[str, StepParts]) -> None:
-    """One line per kind of step."""
-    names = [*(field.name for field in fields(StepParts)), "rest"]
-    table = Table("", *(f"{name}, ms" for name in names), title="Steps, and their parts alone")
+    """One line per part, one column per kind of step."""
+    table = Table("ms", *parts, title="Steps and their parts")
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, of_step in parts.items():
-        table.add_row(name, *(f"{getattr(of_step, part) * 1e3:.2f}" for part in names))
+    rows = {"whole step": [of_step.step for of_step in parts.values()]}
+    for name in next(iter(parts.values())).parts:
+        rows[name] = [of_step.parts[name] for of_step in parts.values()]
+    rows["rest"] = [of_step.rest for of_step in parts.values()]
+    for name, seconds in rows.items():
+        table.add_row(name, *(f"{s * 1e3:.3f}" for s in seconds))
     console.print(table)
 
 

@@ -28,6 +28,7 @@ class Step:
     seconds: float  # scheduling, execution and update
     num_rows: int
     num_tokens: int
+    part_seconds: Mapping[str, float]  # of the layers' parts; empty where the layers are no single native call
 
 
 class ServedModel:
@@ -59,11 +60,16 @@ class ServedModel:
         for number, prompt in enumerate(prompts):
             self._scheduler.add(Request(str(number), tuple(prompt), params, arrival_time=float(number)))
         steps = []
+        layers = self.decoder.native_layers
         while self._scheduler.has_unfinished:
+            if layers is not None:
+                layers.measure()
             begin = time.perf_counter()
             output = self._scheduler.schedule()
             self._scheduler.update(output, self._runner.execute(output))
-            steps.append(Step(time.perf_counter() - begin, len(output.rows), output.num_tokens))
+            seconds = time.perf_counter() - begin
+            parts = {} if layers is None else layers.part_seconds()
+            steps.append(Step(seconds, len(output.rows), output.num_tokens, parts))
         self._scheduler.ledger.take_ended()
         return steps
 
