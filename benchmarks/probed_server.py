@@ -25,7 +25,7 @@ if not __package__:
 
 from benchmarks.local_server import local_server
 from benchmarks.saved_tokenizer import save_tokenizer
-from server import cli, serve
+from server import app, cli, serve
 from server.tokenizer import load_tokenizer
 from tests.server.doubles import FakeEngine
 
@@ -128,8 +128,8 @@ def main() -> int:
     if _STAND_IN in arguments:
         arguments.remove(_STAND_IN)
         serve.EngineClient = _stand_in_engine  # type: ignore[assignment,misc]
-    create_app = serve.create_app
-    serve.create_app = lambda *parts: _Probed(create_app(*parts))  # type: ignore[assignment,return-value]
+    create_app = app.create_app
+    app.create_app = lambda *parts: _Probed(create_app(*parts))  # type: ignore[assignment,return-value]
     return cli.main(arguments)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Set as SetOf
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.config import Settings, SettingsError
+
 logger = logging.getLogger("octavo.api_keys")
 
 ADMIN = "admin"  # the name of the admin key
@@ -120,6 +122,14 @@ class KeyRing:
                 self._reserved.add(given)
             keys.append((digest, self._names_given[digest] if name is None else name))
         return tuple(keys)
+
+
+def key_ring(settings: Settings) -> KeyRing:
+    """The keys that the settings name. Raises SettingsError."""
+    try:
+        return KeyRing(settings.api_key, settings.api_key_file, settings.admin_api_key)
+    except UnusableKeys as error:
+        raise SettingsError(str(error)) from None
 
 
 def _parse(lines: Iterable[str], where: str) -> _Entries:

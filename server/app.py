@@ -9,8 +9,8 @@ from starlette.middleware.cors import CORSMiddleware
 from kernels import __version__
 from scheduler.request_report import RequestReport
 from server.api_description import describe
-from server.api_keys import KeyRing, UnusableKeys
-from server.config import Settings, SettingsError
+from server.api_keys import key_ring
+from server.config import Settings
 from server.edge import Edge
 from server.engine_client import EngineClient
 from server.error_responses import add_error_handlers
@@ -103,11 +103,3 @@ def _take_report(metrics: ServerMetrics, history: RequestHistory, report: Reques
     """What the engine says of a prompt at its end."""
     metrics.observe_report(report)
     history.take(report)
-
-
-def key_ring(settings: Settings) -> KeyRing:
-    """The keys that the settings name. Raises SettingsError."""
-    try:
-        return KeyRing(settings.api_key, settings.api_key_file, settings.admin_api_key)
-    except UnusableKeys as error:
-        raise SettingsError(str(error)) from None

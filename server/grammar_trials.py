@@ -20,7 +20,6 @@ import msgspec
 
 from scheduler.grammar import Vocabulary
 from scheduler.sampling_params import StructuredOutput
-from server.config import engine_environment
 from server.grammar_trial_process import Outcome, TrialLimits, TrialSetup
 from server.ipc import MessageCodec
 
@@ -41,6 +40,8 @@ class _Process:
 
     def __init__(self, setup: TrialSetup) -> None:
         """Start it; it takes its time in the background. Raises OSError."""
+        from server.config import engine_environment  # here alone: pydantic would delay the engine's start
+
         pairs = [socket.socketpair() for _ in range(NUM_AT_ONCE)]
         theirs = [their.fileno() for _, their in pairs]
         self._connections = [ours for ours, _ in pairs]

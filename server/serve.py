@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
 
-from server.app import create_app, key_ring
+from server.api_keys import key_ring
 from server.config import Settings
 from server.download_progress import terminal_progress
 from server.engine_client import EngineClient, EngineRefusedSettings, EngineStartError
@@ -28,9 +28,12 @@ from server.garbage_collection import spare_collections
 from server.http_protocol import BoundedHttpProtocol
 from server.logging_setup import configure_logging
 from server.model_store import ModelStoreError, resolve
-from server.preparer import Preparer
 from server.startup_display import StartupDisplay, print_ready
-from server.tokenizer import TokenizerError, load_tokenizer
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from server.preparer import Preparer
 
 logger = logging.getLogger("octavo.serve")
 
@@ -62,6 +65,10 @@ def serve(settings: Settings) -> int:
         return _fail(f"Cannot listen on {settings.host} port {settings.port}: {reason}.")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, listener:
         return runner.run(_serve(settings, model_path, listener))
+
+
+class _CannotLoad(RuntimeError):
+    """The model has no tokenizer that can be used; the message is for the person who started the server."""
 
 
 class _Server(uvicorn.Server):
@@ -104,11 +111,12 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
     with StartupDisplay() as display:
         engine = EngineClient(settings.engine_config(model_path), display.show)
         starting = asyncio.create_task(engine.start())
+        await asyncio.sleep(0)  # its process begins before threads of this one want the processors
         loading = asyncio.create_task(asyncio.to_thread(_load_app, engine, model_path, settings))
         _on_signals(lambda _: loading.cancel())
         try:
             app, preparer = await loading  # beside the engine, which takes longer
-        except (TokenizerError, asyncio.CancelledError) as error:
+        except (_CannotLoad, asyncio.CancelledError) as error:
             await _give_up(engine, starting)
             return 0 if loading.cancelled() else _fail(str(error))
         preparing = asyncio.create_task(asyncio.to_thread(preparer.start))
@@ -136,8 +144,16 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
     return server.exit_code
 
 
-def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> tuple[FastAPI, Preparer]:
-    tokenizer = load_tokenizer(model_path)
+def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> "tuple[FastAPI, Preparer]":
+    # Imported while the engine starts: it takes a third of the time that the engine does.
+    from server.app import create_app
+    from server.preparer import Preparer
+    from server.tokenizer import TokenizerError, load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(model_path)
+    except TokenizerError as error:
+        raise _CannotLoad(str(error)) from error
     preparer = Preparer(model_path, tokenizer, settings.log_level)
     return create_app(engine, tokenizer, settings, preparer), preparer
 
@@ -163,7 +179,7 @@ async def _give_up(engine: EngineClient, starting: "asyncio.Task[object]") -> No
     await engine.stop(0)
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _uvicorn_config(app: "FastAPI") -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=BoundedHttpProtocol,

@@ -6,9 +6,10 @@ Arguments: flags of `octavo serve`. The engine says "x" for ever, one token ever
 import sys
 from pathlib import Path
 
-from server import cli, serve
+from server import cli, preparer, serve, tokenizer
 from server.messages import LoadProgress
 from server.preparer import Preparer
+from server.tokenizer import Tokenizer
 from tests.server.doubles import FakeEngine, byte_tokenizer
 
 
@@ -17,9 +18,13 @@ def start_engine(_config: object, on_progress) -> FakeEngine:
     return FakeEngine(lambda message, _index: [120] * message.params.max_tokens, step_seconds=0.02)
 
 
+def prepare_here(_path: Path, known: Tokenizer, _level: str) -> Preparer:
+    return Preparer(None, known)
+
+
 if __name__ == "__main__":
     serve.EngineClient = start_engine  # type: ignore[misc]
     serve.resolve = lambda *_: Path("byte-model")
-    serve.load_tokenizer = lambda _: byte_tokenizer()
-    serve.Preparer = lambda _path, tokenizer, _level: Preparer(None, tokenizer)  # type: ignore[misc]
+    tokenizer.load_tokenizer = lambda _: byte_tokenizer()
+    preparer.Preparer = prepare_here  # type: ignore[misc, assignment]
     sys.exit(cli.main(["serve", *sys.argv[1:]]))
