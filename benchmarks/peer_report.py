@@ -31,9 +31,10 @@ commit {machine["commit"]}, {machine["date"][:10]}. Command: `{result["command"]
 
 Closed loop: each client sends its next request when the last one is answered. Greedy, streamed, exactly as many tokens
 as asked for. All prompts are different and new in every round; the chats of a round share their system prompt, which
-was sent once before. The servers take turns at every load, and while one is measured the others are held still. All
-figures are medians over the rounds; a ratio is taken in each round, and its median is reported. The clients share the
-processors with the server; they keep what arrives and read it after the clock has stopped."""
+was sent once before. The servers take turns at every load; one that computes with nothing to do is held still
+(SIGSTOP) while others are measured. All figures are medians over the rounds; a ratio is taken in each round, and its
+median is reported. The clients share the processors with the server; they keep what arrives and read it
+after the clock has stopped."""
 
 
 def _servers(result: Mapping[str, Any]) -> str:
@@ -44,7 +45,7 @@ def _servers(result: Mapping[str, Any]) -> str:
             f"`{server['command']}`",
             server["why"],
             _number(server.get("start_seconds"), ".1f"),
-            _number(server.get("idle_processors"), ".2f"),
+            _number(server.get("idle_processors"), ".2f") + (", held still" if server.get("is_held") else ""),
         )
         for server in result["servers"]
     ]

@@ -20,7 +20,9 @@ from benchmarks.server_process import ServerDidNotStart, ServerProcess, free_por
 OCTAVO = "octavo"
 MAX_TOKENS = 2048  # of a prompt of 1,024 words (at most 1,600 tokens) and its answer
 START_SECONDS = 600.0  # vLLM may compile for minutes
+_RESUME_SECONDS = 30.0  # for a server that was held still to say that it is ready
 _IDLE_SECONDS = 1.0
+_MOST_IDLE_PROCESSORS = 0.01  # what a server may take for itself while another one is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class ServerPlan:
     version_key: str
     why: str  # these settings
     environment: Mapping[str, str] = field(default_factory=dict)
+    version: str | None = None  # instead of what it says itself
 
     @property
     def shown_command(self) -> str:
@@ -91,7 +94,7 @@ def vllm_plan(program: Path, model: Path, num_seqs: int, dtype: str, extra: Sequ
         version_path="/version",
         version_key="version",
         why="room for every client's request; prefix caching and chunked prefill are on by default",
-        environment={"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1"},
+        environment={"VLLM_CPU_KVCACHE_SPACE": "4", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
     )
 
 
@@ -111,6 +114,25 @@ class LoadedServer:
     start_seconds: float
     idle_processors: float  # processors that it keeps busy with nothing to do
 
+    @property
+    def is_held(self) -> bool:
+        """Whether its processes are held still while it is not its turn: it takes too much where it has nothing to do.
+
+        Others are left alone, for a server may take an engine that was held still for one that hangs.
+        """
+        return self.idle_processors > _MOST_IDLE_PROCESSORS
+
+    def begin_turn(self) -> None:
+        """Let it run. Raises ServerDidNotStart where it is not ready any more."""
+        if self.is_held:
+            self.process.resume()
+        self.process.wait_until_ready(self.plan.ready_path, _RESUME_SECONDS, {})
+
+    def end_turn(self) -> None:
+        """Let the others have the processors."""
+        if self.is_held:
+            self.process.pause()
+
 
 @contextmanager
 def loaded_server(plan: ServerPlan) -> Iterator[LoadedServer]:
@@ -122,7 +144,9 @@ def loaded_server(plan: ServerPlan) -> Iterator[LoadedServer]:
     port = free_port()
     command = [*plan.program, *plan.flags, "--port", str(port)]
     begin = time.perf_counter()
-    with server_process(command, f"http://127.0.0.1:{port}", ROOT, plan.environment) as process:
+    # What a program brings in its own environment is found beside it.
+    path = os.pathsep.join((str(Path(plan.program[0]).parent), os.environ.get("PATH", os.defpath)))
+    with server_process(command, f"http://127.0.0.1:{port}", ROOT, {**plan.environment, "PATH": path}) as process:
         process.wait_until_ready(plan.ready_path, START_SECONDS, {})
         start_seconds = time.perf_counter() - begin
         try:
@@ -139,5 +163,5 @@ def _identity(plan: ServerPlan, url: str) -> tuple[str, str]:
     """The model's name and the server's version."""
     with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
         models = client.get("/v1/models").raise_for_status().json()
-        version = client.get(plan.version_path).raise_for_status().json()
-    return models["data"][0]["id"], version[plan.version_key]
+        version = plan.version or client.get(plan.version_path).raise_for_status().json()[plan.version_key]
+    return models["data"][0]["id"], version

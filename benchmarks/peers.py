@@ -1,7 +1,8 @@
 """Octavo beside llama.cpp's server and vLLM: the same model, machine and loads, in turns; ratios with the goals beside.
 
-Installs nothing: give the peers that are there by --llama-server and --vllm. All servers are started once; while one is
-measured the others' processes are held still. Writes benchmarks/results/peers.json and docs/peers.md.
+Installs nothing: give the peers that are there by --llama-server and --vllm. All servers are started once and stay
+loaded; one that computes with nothing to do is held still while others are measured. Writes
+benchmarks/results/peers.json and docs/peers.md.
 """
 
 import argparse
@@ -34,18 +35,17 @@ from benchmarks.server_process import ServerDidNotStart
 from server.model_store import ModelStoreError, resolve
 
 REQUEST_SECONDS = 600.0
-RESUME_SECONDS = 30.0  # for a server that was held still to say that it is ready
 NUM_SLOTS = 32
 POINTS = (
     Point("completions", 128, 64, 1, num_jobs=4, num_rounds=5),
-    Point("completions", 128, 64, 8, num_jobs=16, num_rounds=5),
+    Point("completions", 128, 64, 8, num_jobs=16, num_rounds=4),
     Point("completions", 128, 64, 32, num_jobs=64, num_rounds=3),
     Point("completions", 128, 256, 1, num_jobs=2, num_rounds=3),
     Point("completions", 128, 256, 8, num_jobs=8, num_rounds=3),
     Point("completions", 128, 256, 32, num_jobs=32, num_rounds=2),
     Point("completions", 1024, 64, 1, num_jobs=3, num_rounds=3),
     Point("completions", 1024, 64, 8, num_jobs=8, num_rounds=3),
-    Point("completions", 1024, 64, 32, num_jobs=32, num_rounds=1),
+    Point("completions", 1024, 64, 32, num_jobs=32, num_rounds=2),
     Point("completions", 1024, 256, 1, num_jobs=2, num_rounds=3),
     Point("completions", 1024, 256, 8, num_jobs=8, num_rounds=2),
     Point("completions", 1024, 256, 32, num_jobs=32, num_rounds=1),
@@ -64,7 +64,7 @@ class Measurement:
     """Rounds of all points on all servers, in turns, until they are done or the time is up."""
 
     def __init__(self, servers: Sequence[LoadedServer], points: Sequence[Point], seed: int, console: Console) -> None:
-        """Nothing is asked yet; all servers are held still."""
+        """Nothing is asked yet."""
         self._servers = servers
         self._points = points
         self._num_rounds = max(point.num_rounds for point in points)
@@ -95,17 +95,15 @@ class Measurement:
         return [PointResult(point, tuple(rounds)) for point, rounds in self._rounds.items()]
 
     async def _turn(self, server: LoadedServer, point: Point, texts: Texts) -> RoundResult:
-        process = server.process
-        process.resume()
         try:
-            process.wait_until_ready(server.plan.ready_path, RESUME_SECONDS, {})
+            server.begin_turn()
             load = Load(server.port, server.model, point, REQUEST_SECONDS)
-            return await load.run(texts, process.processor_seconds)
+            return await load.run(texts, server.process.processor_seconds)
         except ServerDidNotStart:
-            state = "is not ready any more" if process.is_running() else "has ended"
+            state = "is not ready any more" if server.process.is_running() else "has ended"
             return RoundResult(None, 0.0, 0, 0.0, None, 0.0, None, {f"the server {state}": 1})
         finally:
-            process.pause()
+            server.end_turn()
 
     def _say(self, number: int, point: Point) -> None:
         results = self._rounds[point][-1]
@@ -135,7 +133,7 @@ def measure(
                 not_started[plan.name] = str(error)
                 console.print(f"{plan.name} did not start: {error}", markup=False, highlight=False)
                 continue
-            server.process.pause()
+            server.end_turn()
             loaded.append(server)
             console.print(f"{plan.name} {server.version}: ready after {server.start_seconds:.1f} s", highlight=False)
         if not loaded:
@@ -161,6 +159,7 @@ def _described(plan: ServerPlan, server: LoadedServer | None, not_started: dict[
         "version": server.version,
         "start_seconds": server.start_seconds,
         "idle_processors": server.idle_processors,
+        "is_held": server.is_held,
         "error": None if server.process.is_running() else "the server ended while it was measured",
     }
 
@@ -210,7 +209,8 @@ def make_plans(options: argparse.Namespace, console: Console) -> Iterator[list[S
     with TemporaryDirectory(prefix="octavo-peers-") as made:
         if options.llama_server is not None:
             gguf = resolve(options.model)
-            plans.append(llama_plan(options.llama_server, gguf, NUM_SLOTS, shlex.split(options.llama_flags)))
+            plan = llama_plan(options.llama_server, gguf, NUM_SLOTS, shlex.split(options.llama_flags))
+            plans.append(replace(plan, version=options.llama_version))
         if options.vllm is not None:
             directory = options.vllm_model
             if directory is None:
@@ -224,6 +224,7 @@ def make_plans(options: argparse.Namespace, console: Console) -> Iterator[list[S
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Octavo beside llama.cpp's server and vLLM on the same loads.")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server, with its path")
+    parser.add_argument("--llama-version", help="its version, for builds that were not told theirs")
     parser.add_argument("--vllm", type=Path, help="the vllm command in its own environment, with its path")
     parser.add_argument("--vllm-model", type=Path, help="directory of the model for vLLM (default: made from --model)")
     parser.add_argument("--vllm-dtype", default="bfloat16", help="type of vLLM's weights (default: bfloat16)")
