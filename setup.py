@@ -68,7 +68,7 @@ class BuildNativeLibrary(build_ext):
         """Compile and link `ext`. A failure is reported and passed over, as the extension is optional."""
         is_x86 = platform.machine() in ("x86_64", "AMD64")
         # Every kernel includes all of lanes.h, and needs some of it; some compilers' own intrinsics warn of the other.
-        flags = ["-std=c++17", "-O3", "-Wno-unused-function", "-Wno-maybe-uninitialized"]
+        flags = ["-std=c++17", "-O3", "-Wno-unused-function", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
         variants = ["-DOCTAVO_X86_VARIANTS"] if is_x86 else []
         objects = self._compile(ENTRY_SOURCES, "entry", [*flags, "-fopenmp", *variants])
         for name, (isa_flags, sources) in {"generic": ([], KERNEL_SOURCES), **(X86_VARIANTS if is_x86 else {})}.items():

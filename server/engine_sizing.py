@@ -20,7 +20,6 @@ from server.engine_config import EngineConfig
 from server.preemption_costs import PreemptionCosts
 
 _CACHE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
-_QUANTISED_CACHES = ("int8", "fp8")
 
 
 class UnservableSettings(RuntimeError):
@@ -103,11 +102,6 @@ def refuse_cache_dtype(kv_cache_dtype: str, backend_name: str, device: torch.dev
                 f"--kv-cache-dtype fp8 needs a card of compute capability 8.9, and this one has {major}.{minor}: "
                 "use int8, which takes as much memory."
             )
-    if kv_cache_dtype in _QUANTISED_CACHES and backend_name == "cpu":
-        raise UnservableSettings(
-            f"--kv-cache-dtype {kv_cache_dtype} needs --attention-backend torch (on a CPU) or a GPU: the native CPU "
-            "kernels read no quantised cache."
-        )
 
 
 def sizes_of_graphs(config: EngineConfig, device: torch.device, backend: AttentionBackend) -> list[int]:

@@ -113,24 +113,6 @@ FloatVec exp2_weights(FloatVec x) {
 #endif
 }
 
-// The largest lane; of lanes with NaN any lane.
-template <int Step = kLanes / 2, int... Lane>
-FloatVec fold_max(FloatVec v, std::integer_sequence<int, Lane...> lanes) {
-  v = max_of(v, FloatVec(__builtin_shufflevector(v, v, (Lane ^ Step)...)));
-  if constexpr (Step > 1) return fold_max<Step / 2>(v, lanes);
-  return v;
-}
-
-template <int Step = kLanes / 2, int... Lane>
-FloatVec fold_sum(FloatVec v, std::integer_sequence<int, Lane...> lanes) {
-  v += __builtin_shufflevector(v, v, (Lane ^ Step)...);
-  if constexpr (Step > 1) return fold_sum<Step / 2>(v, lanes);
-  return v;
-}
-
-float tree_max(FloatVec v) { return fold_max(v, std::make_integer_sequence<int, kLanes>{})[0]; }
-float tree_sum(FloatVec v) { return fold_sum(v, std::make_integer_sequence<int, kLanes>{})[0]; }
-
 }  // namespace
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -37,6 +37,7 @@ template <typename Term>
 struct Scratch {
   Term *keys, *values, *query, *weights;
   float *scores, *out, *merged, *row_max, *row_sums, *merged_max, *merged_sum;
+  const float* zeros;  // [padded_dim + 32]
 
   Scratch(float* base, int64_t rows, int64_t padded_dim) {
     const int64_t wide_dim = round_up(padded_dim, 32);  // a square of pairs covers 32 elements
@@ -51,11 +52,15 @@ struct Scratch {
     row_max = row_sums + rows * kLanes;
     merged_max = row_max + rows;
     merged_sum = merged_max + rows;
+    float* zeroed = merged_sum + rows;
+    memset(zeroed, 0, (padded_dim + 32) * sizeof(float));
+    zeros = zeroed;
   }
 
   static int64_t floats(int64_t rows, int64_t padded_dim) {
     const int64_t wide_dim = round_up(padded_dim, 32);
-    return 2 * wide_dim * kKeysPerTile + rows * (wide_dim + 2 * kKeysPerTile + 2 * padded_dim + kLanes + 3);
+    return 2 * wide_dim * kKeysPerTile + rows * (wide_dim + 2 * kKeysPerTile + 2 * padded_dim + kLanes + 3) +
+           padded_dim + 32;
   }
 };
 
@@ -142,7 +147,7 @@ float scale_scores(const AttendArgs& args, float* scores, int64_t columns, Visib
     store(scores + n, score);
     top = max_of(top, score);
   }
-  return tree_max(top);
+  return lane_max(top);
 }
 
 void store_weights(const float* scores, int64_t columns, const float* value_scale, float* weights) {
@@ -234,16 +239,19 @@ void add_subnormals(const BFloat16Pair* weights, const BFloat16Pair* values, int
 }
 #endif
 
+// One task over the keys of its splits. `upcoming` is a task that this thread may take next, or null.
 template <typename Element, typename Term>
-struct SplitRun {
+struct TaskRun {
   const AttendArgs& args;
   const TileTask& task;
+  const TileTask* upcoming;
   const Scratch<Term>& scratch;
   const int64_t rows = tile_rows(args, task), group = args.num_q_heads / args.num_kv_heads;
   const int64_t padded_dim = padded_head_dim(args);
   const int64_t window = args.sliding_window > 0 ? args.sliding_window : INT64_MAX / 2;
-  const int64_t end = task.first_position + task.num_tokens;  // no token of the tile sees a key from here on
-  const int64_t first_key = max_of(int64_t{0}, task.first_position + 1 - window);
+  const KeyRange range{args, task};
+  TileRows<Element> tiles[2] = {};  // the present one and the next, which is fetched meanwhile
+  int current = 0;
 
   // Attends to the keys of one tile, from position `begin` on.
   void attend(const TileRows<Element>& tile, const TileRows<Element>& next, int64_t begin, bool is_first) const {
@@ -272,25 +280,29 @@ struct SplitRun {
 #endif
   }
 
+  // Where the rows lie that are needed after those of the tile that begins at `begin`.
+  void locate_next(int64_t begin, const Element* zeros) {
+    TileRows<Element>& next = tiles[current ^ 1];
+    if (begin + kKeysPerTile < range.end || !upcoming) next.locate(args, task, begin + kKeysPerTile, zeros);
+    else next.locate(args, *upcoming, KeyRange(args, *upcoming).begin, zeros);
+  }
+
   // Attends to the keys of one split, in scratch.out relative to scratch.row_max.
-  void attend_split(int64_t split) const {
+  void attend_split(int64_t split) {
     for (int64_t r = 0; r < rows; ++r) {
       scratch.row_max[r] = kNegativeInfinity;
       store(scratch.row_sums + r * kLanes, FloatVec{});
     }
-    const int64_t stop = min_of(end, (split + 1) * kKeysPerSplit);
-    int64_t begin = max_of(split * kKeysPerSplit, first_key / kKeysPerTile * kKeysPerTile);
-    TileRows<Element> tiles[2];
-    int current = 0;
-    bool is_first = true;
-    tiles[current].locate(args, task, begin, first_key, stop);
-    for (; begin < stop; begin += kKeysPerTile, current ^= 1, is_first = false) {
-      tiles[current ^ 1].locate(args, task, begin + kKeysPerTile, first_key, stop);
-      attend(tiles[current], tiles[current ^ 1], begin, is_first);
+    const Element* zeros = reinterpret_cast<const Element*>(scratch.zeros);
+    const int64_t first = max_of(split * kKeysPerSplit, range.begin), stop = min_of(range.end, (split + 1) * kKeysPerSplit);
+    for (int64_t begin = first; begin < stop; begin += kKeysPerTile, current ^= 1) {
+      if (begin == range.begin) tiles[current].locate(args, task, begin, zeros);
+      locate_next(begin, zeros);
+      attend(tiles[current], tiles[current ^ 1], begin, begin == first);
     }
   }
 
-  void run(float* results) const {
+  void run(float* results) {
     load_query(args, task, round_up(padded_dim, 32) / kTermsPer<Term>, scratch.query);
     const bool is_alone = !results && task.num_splits == 1;
     if (!results && !is_alone)
@@ -299,7 +311,7 @@ struct SplitRun {
       attend_split(task.first_split + split);
       float* split_results = results ? results + split * split_floats(args, task) : nullptr;
       for (int64_t r = 0; r < rows; ++r) {
-        const float row_sum = tree_sum(load(scratch.row_sums + r * kLanes));
+        const float row_sum = lane_sum(load(scratch.row_sums + r * kLanes));
         const float* out = scratch.out + r * padded_dim;
         if (results) {
           memcpy(split_results + r * padded_dim, out, padded_dim * sizeof(float));
@@ -324,27 +336,28 @@ int64_t scratch_floats(const AttendArgs& args, int64_t num_rows) {
 }
 
 template <typename Element, typename Term>
-void attend_cache(const AttendArgs& args, const TileTask& task, float* base, float* results) {
+void attend_cache(const AttendArgs& args, const TileTask& task, const TileTask* upcoming, float* base,
+                  float* results) {
   const Scratch<Term> scratch(base, tile_rows(args, task), padded_head_dim(args));
-  SplitRun<Element, Term>{args, task, scratch}.run(results);
+  TaskRun<Element, Term>{args, task, upcoming, scratch}.run(results);
 }
 
-void attend_tile(const AttendArgs& args, const TileTask& task, float* base, float* results) {
+void attend_tile(const AttendArgs& args, const TileTask& task, const TileTask* upcoming, float* base, float* results) {
 #if defined(__AVX512BF16__)
   if (args.query_type == kBFloat16) {
     switch (args.cache_type) {
-      case kBFloat16: return attend_cache<BFloat16, BFloat16Pair>(args, task, base, results);
-      case kInt8: return attend_cache<Int8, BFloat16Pair>(args, task, base, results);
-      case kFloat8E4M3: return attend_cache<Float8, BFloat16Pair>(args, task, base, results);
+      case kBFloat16: return attend_cache<BFloat16, BFloat16Pair>(args, task, upcoming, base, results);
+      case kInt8: return attend_cache<Int8, BFloat16Pair>(args, task, upcoming, base, results);
+      case kFloat8E4M3: return attend_cache<Float8, BFloat16Pair>(args, task, upcoming, base, results);
     }
   }
 #endif
   switch (args.cache_type) {
-    case kFloat32: return attend_cache<float, float>(args, task, base, results);
-    case kBFloat16: return attend_cache<BFloat16, float>(args, task, base, results);
-    case kFloat16: return attend_cache<Float16, float>(args, task, base, results);
-    case kInt8: return attend_cache<Int8, float>(args, task, base, results);
-    case kFloat8E4M3: return attend_cache<Float8, float>(args, task, base, results);
+    case kFloat32: return attend_cache<float, float>(args, task, upcoming, base, results);
+    case kBFloat16: return attend_cache<BFloat16, float>(args, task, upcoming, base, results);
+    case kFloat16: return attend_cache<Float16, float>(args, task, upcoming, base, results);
+    case kInt8: return attend_cache<Int8, float>(args, task, upcoming, base, results);
+    case kFloat8E4M3: return attend_cache<Float8, float>(args, task, upcoming, base, results);
   }
 }
 

@@ -141,16 +141,19 @@ Status plan_attend(const AttendArgs& args, AttendPlan& plan) {
 Status run_attend_task(const AttendArgs& args, AttendPlan& plan, int64_t index) {
   const TileKernel* kernel = kernel_set(args.instruction_set)->attention;
   const TileTask& task = plan.tasks[index];
+  const int64_t num_tasks = static_cast<int64_t>(plan.tasks.size());
+  // While this thread is at its task, the others take one each, and then it is its turn again.
+  const TileTask* upcoming = index + args.num_threads < num_tasks ? &plan.tasks[index + args.num_threads] : nullptr;
   float* scratch = thread_scratch(plan.scratch_floats);
   if (task.merge < 0) {
     if (!scratch) return kOutOfMemory;
-    kernel->attend_tile(args, task, scratch, nullptr);
+    kernel->attend_tile(args, task, upcoming, scratch, nullptr);
     return kOk;
   }
   const TileMerge& merge = plan.merges[task.merge];
   float* results = plan.results.get() + merge.results;
   const int64_t skipped = task.first_split - merge.tile.first_split;
-  if (scratch) kernel->attend_tile(args, task, scratch, results + skipped * split_floats(args, task));
+  if (scratch) kernel->attend_tile(args, task, upcoming, scratch, results + skipped * split_floats(args, task));
   // Who ends last merges: all results of the tile are there. The counter is left ready for the next layer.
   if (plan.unfinished[task.merge].fetch_sub(1, std::memory_order_acq_rel) == 1) {
     plan.unfinished[task.merge].store(merge.num_tasks, std::memory_order_relaxed);

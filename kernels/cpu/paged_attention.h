@@ -71,8 +71,10 @@ inline int64_t split_floats(const AttendArgs& args, const TileTask& task) {
 
 struct TileKernel {
   // Attends to the task's keys. Writes the output where the task has all keys of its tile, else the results of each
-  // split to `results`, split_floats for each.
-  void (*attend_tile)(const AttendArgs& args, const TileTask& task, float* scratch, float* results);
+  // split to `results`, split_floats for each. Fetches the first keys of `upcoming` into the processor's caches, a task
+  // that the thread may take next, or null.
+  void (*attend_tile)(const AttendArgs& args, const TileTask& task, const TileTask* upcoming, float* scratch,
+                      float* results);
   // Merges the results of `num_splits` splits of a tile, in order, and writes its output.
   void (*merge_tile)(const AttendArgs& args, const TileTask& task, int64_t num_splits, const float* results,
                      float* scratch);

@@ -12,13 +12,14 @@ from scheduler.sampling_params import SamplingParams
 from tests.kernels.conftest import make_backend
 from tests.models.served import Served, toy_decoder
 
-# The native kernels take no quantised cache.
 BACKENDS = [
     ("torch", "float32"),
     ("torch", "int8"),
     ("torch", "float8_e4m3fn"),
     ("cpu", "float32"),
     ("cpu", "bfloat16"),
+    ("cpu", "int8"),
+    ("cpu", "float8_e4m3fn"),
 ]
 TIGHT = {"num_blocks": 26, "max_num_seqs": 6, "max_num_batched_tokens": 11}
 SWAPPING = {"num_host_blocks": 60, "recompute_seconds_per_token": 1.0, "swap_seconds_per_block": 1e-6}

@@ -14,7 +14,6 @@ from scheduler.stats import SchedulerStats
 from server.config import load_settings
 from server.engine import Engine, build_engine
 from server.engine_sizing import UnservableSettings, fill_in_for, num_host_kv_blocks
-from tests.kernels.conftest import make_backend
 
 
 def failing_check():
@@ -33,14 +32,6 @@ def test_a_pool_that_is_not_whole_is_reported_and_counted_and_serving_goes_on(ca
 def build(**flags):
     """Build an engine on a model that is not there: the settings are looked at first."""
     return build_engine(load_settings(flags).engine_config(Path("/nonexistent")), lambda *progress: None)
-
-
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
-@pytest.mark.parametrize("attention_backend", ["auto", "cpu"])
-def test_a_quantised_cache_is_refused_where_the_native_cpu_kernels_run(kv_cache_dtype, attention_backend):
-    make_backend("cpu")
-    with pytest.raises(UnservableSettings, match=rf"--kv-cache-dtype {kv_cache_dtype} needs --attention-backend torch"):
-        build(device="cpu", kv_cache_dtype=kv_cache_dtype, attention_backend=attention_backend)
 
 
 @pytest.mark.parametrize("attention_backend", ["auto", "cpu"])
