@@ -45,6 +45,9 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/host_step_cost.py
 	$(BIN)/python benchmarks/prefix_cache_cost.py
 	$(BIN)/python benchmarks/fairness.py
+	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python benchmarks/cpu_limits.py
+	$(BIN)/python benchmarks/context_cost.py
 
 # The figures of the PagedAttention paper on this engine; writes docs/paper.md too. About ten minutes on two cores.
 paper: $(VENV)/installed
