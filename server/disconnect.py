@@ -19,17 +19,29 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) 
     Raises:
         ClientDisconnected: if the client left first. `work` has ended by then, its clean-up included.
     """
-    working = asyncio.create_task(work)
+    task = asyncio.current_task()
+    assert task is not None
+    num_cancellations = task.cancelling()
+    has_left = False
+
+    def leave(_: object) -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
     watching = asyncio.create_task(_wait_for_disconnect(receive))
+    watching.add_done_callback(leave)
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnected
+        return await work
+    except asyncio.CancelledError:
+        if has_left and task.cancelling() == num_cancellations + 1:  # nobody else wants it to end
+            raise ClientDisconnected from None
+        raise
     finally:
-        working.cancel()
+        watching.remove_done_callback(leave)
         watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        if has_left:
+            task.uncancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -10,6 +10,10 @@ from server.disconnect import ClientDisconnected, until_disconnect
 from server.http_protocol import ChunkWriter, chunk_writer
 
 
+class LastEvents(bytes):
+    """The events after which none comes, to be sent with the end of the answer."""
+
+
 class EventStream(Response):
     """Sends events as they come."""
 
@@ -53,6 +57,9 @@ class EventStream(Response):
             if writer is not None:
                 self._divert(writer)
             async for event in rest:
+                if isinstance(event, LastEvents):
+                    await send({"type": "http.response.body", "body": event, "more_body": False})
+                    return
                 await send(_message(event))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 

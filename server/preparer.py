@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -209,10 +209,19 @@ async def _in_turn(
 ) -> Prepared:
     """Call it in a thread. Its place is free again when the thread is, be the caller still there or not."""
     loop = asyncio.get_running_loop()
+    answered: asyncio.Future[Prepared] = loop.create_future()
 
-    def give_back(_: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits for a place
-            loop.call_soon_threadsafe(turns.give_back)
+    def finish(result: Callable[[], Prepared]) -> None:
+        turns.give_back()
+        if not answered.done():  # else the caller has gone
+            try:
+                answered.set_result(result())
+            except BaseException as error:
+                answered.set_exception(error)
+
+    def end(future: Future[Prepared]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits
+            loop.call_soon_threadsafe(finish, future.result)
 
     await turns.take(holder)
     try:
@@ -220,8 +229,8 @@ async def _in_turn(
     except RuntimeError:
         turns.give_back()
         raise
-    future.add_done_callback(give_back)
-    return await asyncio.wrap_future(future)
+    future.add_done_callback(end)  # one message to the loop tells it all
+    return await answered
 
 
 def _has_a_name(function: Callable[..., object]) -> bool:

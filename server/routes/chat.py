@@ -35,11 +35,12 @@ from server.protocol.shaping import (
     timings,
     usage,
 )
+from server.routes.direct_route import DirectRoute
 from server.routes.generating import DONE, PLACEHOLDER, Head, Route, TextChunks, answer, chunk_event, has_plain_chunks
 from server.routes.openapi import body_of
 from server.scored_tokens import ScoredToken
 
-router = APIRouter(tags=["generation"])
+router = APIRouter(tags=["generation"], route_class=DirectRoute)
 
 
 class ChatWriter:

@@ -21,10 +21,11 @@ from server.protocol.shaping import (
     timings,
     usage,
 )
+from server.routes.direct_route import DirectRoute
 from server.routes.generating import DONE, PLACEHOLDER, Head, Route, TextChunks, answer, chunk_event, has_plain_chunks
 from server.routes.openapi import body_of
 
-router = APIRouter(tags=["generation"])
+router = APIRouter(tags=["generation"], route_class=DirectRoute)
 
 
 class CompletionWriter:

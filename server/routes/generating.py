@@ -21,7 +21,7 @@ from server.disconnect import until_disconnect
 from server.edge import Edge, key_name_of
 from server.error_responses import as_api_error
 from server.errors import ApiError, BodyTooLarge
-from server.event_stream import EventStream, server_sent_event
+from server.event_stream import EventStream, LastEvents, server_sent_event
 from server.generation import ChoiceDelta, ChoiceResult, Generation, TokenCounts
 from server.http_protocol import ChunkWriter
 from server.json_response import JsonResponse
@@ -156,11 +156,9 @@ async def _events(
         except Exception as error:
             if not has_begun:
                 raise
-            for event in writer.failed(as_api_error(error)):
-                yield event
+            yield LastEvents(b"".join(writer.failed(as_api_error(error))))
             return
-    for event in writer.end(generation.counts):
-        yield event
+    yield LastEvents(b"".join(writer.end(generation.counts)))
 
 
 def _write_at_once(
