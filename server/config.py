@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from server.engine_config import EngineConfig
+from server.processors import openmp_defaults
 
 ENV_PREFIX = "OCTAVO_"
 # Kubernetes describes a service called octavo, or octavo-something, to every pod of its namespace in such variables.
@@ -136,7 +137,7 @@ class Settings(BaseSettings):
         "auto", description="Attention kernels; auto: the fastest that runs on the device."
     )
     cpu_threads: int | None = Field(
-        None, ge=1, le=1024, description="Threads of the CPU kernels; by default one per core."
+        None, ge=1, le=1024, description="Threads of the CPU kernels; else OMP_NUM_THREADS, or one per core allowed."
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = Field(
         "auto",
@@ -340,13 +341,13 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of the engine process: it finds our packages, and its OpenMP threads do not spin for long.
+    """The environment of the engine process: it finds our packages, and runs few OpenMP threads, which spin little.
 
     The edge shares the engine's cores, and a thread that spins on a core another one needs holds up the whole step.
     """
     packages = str(Path(__file__).parents[1])  # a checkout that is not installed is importable there too
     path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
-    return {"GOMP_SPINCOUNT": "1000", **os.environ, "PYTHONPATH": path}
+    return {"GOMP_SPINCOUNT": "1000", **openmp_defaults(), **os.environ, "PYTHONPATH": path}
 
 
 def suggestion(name: str, known: list[str]) -> str:
