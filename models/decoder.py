@@ -92,16 +92,22 @@ class Decoder(nn.Module):
         self.native_layers: NativeLayers | None = None  # where the layers run in one native call
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, backend: AttentionBackend, kv_layers: list[KVLayer]) -> torch.Tensor:
+    def forward(
+        self,
+        batch: ForwardBatch,
+        backend: AttentionBackend,
+        kv_layers: list[KVLayer],
+        wanted: torch.Tensor | None = None,  # [num_wanted] int64, ascending
+    ) -> torch.Tensor:
         """Run all layers over the batch's tokens and write their keys and values.
 
         Returns:
-            The normed hidden states, [num_tokens, hidden_size].
+            The normed hidden states, [num_tokens, hidden_size]. Rows of tokens that are not `wanted` may be arbitrary.
         """
         residual = self.ops.embed(batch.input_ids, self.embedding, self.embedding_scale)
         angles = [rotary.angles(batch.positions, self.ops) for rotary in self.rotary]
         if self.native_layers is not None and isinstance(backend, CpuBackend):
-            return self.native_layers.run(residual, angles, backend, kv_layers, batch.attn)
+            return self.native_layers.run(residual, angles, backend, kv_layers, batch.attn, wanted)
         delta = None
         for layer, kv_layer, rope in zip(self.layers, kv_layers, self.rope_of_layer, strict=True):
             delta, residual = layer(delta, residual, angles[rope], backend, kv_layer, batch.attn)

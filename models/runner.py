@@ -96,7 +96,8 @@ class ModelRunner:
         if output.block_copies:
             self._kv_cache.copy_blocks(inputs.block_copies)
         self._swap_in(output)  # after the copies, which may read a block that is handed out again in the same step
-        hidden, logits = self._forward(inputs.batch)
+        needs_all = bool(scored or self._table.poolings)
+        hidden, logits = self._forward(inputs.batch, None if needs_all else inputs.batch.logits_indices)
         prompt_scores = self._score_prompts(scored, inputs, hidden)
         sampled = self._sample(step, inputs, logits)
         embeddings = self._pooler.pool(self._table, step, hidden)
@@ -106,12 +107,12 @@ class ModelRunner:
         if output.swapped_in:
             self._kv_cache.swap_in(block_pairs(output.swapped_in))
 
-    def _forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of all tokens, [num_tokens, hidden_size], and the logits that are wanted."""
+    def _forward(self, batch: ForwardBatch, wanted: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states, [num_tokens, hidden_size], of the wanted tokens at least (None = all), and the wanted logits."""
         replayed = None if self._graphs is None else self._graphs.run(batch)
         if replayed is not None:
             return replayed
-        hidden = self._model(batch, self._backend, self._kv_cache.layers)
+        hidden = self._model(batch, self._backend, self._kv_cache.layers, wanted)
         return hidden, self._model.logits(hidden[batch.logits_indices])
 
     def _sample(self, step: StepRows, inputs: StepInputs, logits: torch.Tensor) -> SampledTokens | None:

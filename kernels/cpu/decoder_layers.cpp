@@ -56,11 +56,10 @@ struct SharedBuffers {
 
 // What operations on rows write.
 struct RowBuffers {
-  float *residual, *normed, *quantized;
+  float *residual, *quantized;
 
   RowBuffers(const DecoderArgs& args, Carver& carver) {
     residual = carver.floats(args.num_tokens * args.hidden_size);
-    normed = carver.floats(args.num_tokens * args.hidden_size);
     const int64_t widest = std::max(args.hidden_size, args.write.num_q_heads * args.write.head_dim);
     quantized = carver.floats(quantized_rows_floats(args.num_tokens, widest));
   }
@@ -100,8 +99,14 @@ struct Step {
 // The layers as one thread runs them.
 class LayerThread {
  public:
-  LayerThread(Step& step, const SharedBuffers& shared, const RowBuffers& rows, bool is_first)
-      : step_(step), args_(step.args), shared_(shared), rows_(rows), is_first_(is_first) {}
+  LayerThread(Step& step, const SharedBuffers& shared, const RowBuffers& rows, float* normed, bool is_first)
+      : step_(step),
+        args_(step.args),
+        shared_(shared),
+        rows_(rows),
+        normed_(normed),
+        is_first_(is_first),
+        num_rows_(step.args.num_tokens) {}
 
   void run() {
     const int64_t size = args_.hidden_size;
@@ -114,16 +119,19 @@ class LayerThread {
       norm_and_quantize(i ? args_.layers[i - 1].mlp_output_norm : nullptr, i > 0, layer.attention_norm);
       multiply(layer.qkv, rows_of(rows_.quantized, layer.qkv), shared_.heads);
       attend(layer, args_.caches[i]);
+      if (i + 1 == args_.num_layers && args_.wanted) num_rows_ = args_.num_wanted;
       const QuantizedRows attended = rows_of(rows_.quantized, layer.output);
-      for_rows(kRounding, [&](int64_t row) { quantize(shared_.attended, attended, row); });
+      for_rows(kRounding, [&](int64_t row) { quantize(shared_.attended, token_of(row), attended, row); });
       multiply(layer.output, attended, shared_.delta);
       norm_and_quantize(layer.attention_output_norm, true, layer.mlp_norm);
       gate(layer.gate_up);
       multiply(layer.down, rows_of(shared_.gated, layer.down), shared_.delta);
     }
-    const LayerWeights& last = args_.layers[args_.num_layers - 1];
-    float* out = is_first_ || !step_.replicates ? args_.out : rows_.normed;
-    for_rows(kNorms, [&](int64_t row) { add_and_norm(last.mlp_output_norm, true, args_.final_norm, out, row); });
+    const float* delta_norm = args_.layers[args_.num_layers - 1].mlp_output_norm;
+    for_rows(kNorms, [&](int64_t row) {
+      float* out = is_first_ || !step_.replicates ? args_.out + token_of(row) * size : normed_;
+      add_and_norm(delta_norm, true, args_.final_norm, out, row);
+    });
   }
 
  private:
@@ -146,23 +154,26 @@ class LayerThread {
   template <typename Body>
   void for_rows(LayerPart part, const Body& body) {
     if (step_.replicates) {
-      for (int64_t row = 0; row < args_.num_tokens; ++row) body(row);
+      for (int64_t row = 0; row < num_rows_; ++row) body(row);
       add_time(part);
       return;
     }
-    for_each(part, ceil_div(args_.num_tokens, kRowsPerTask), [&](int64_t chunk) {
-      const int64_t end = std::min(args_.num_tokens, (chunk + 1) * kRowsPerTask);
+    for_each(part, ceil_div(num_rows_, kRowsPerTask), [&](int64_t chunk) {
+      const int64_t end = std::min(num_rows_, (chunk + 1) * kRowsPerTask);
       for (int64_t row = chunk * kRowsPerTask; row < end; ++row) body(row);
     });
   }
 
+  // The token that a row is of: after the last attention only the wanted ones have rows.
+  int64_t token_of(int64_t row) const { return num_rows_ < args_.num_tokens ? args_.wanted[row] : row; }
+
   // The quantised rows that a product with `weight` takes.
   QuantizedRows rows_of(float* buffer, const QuantizedWeight& weight) const {
-    return quantized_rows(buffer, args_.num_tokens, weight.in_features);
+    return quantized_rows(buffer, num_rows_, weight.in_features);
   }
 
-  void quantize(const float* inputs, const QuantizedRows& rows, int64_t row) const {
-    step_.kernels.quantized->quantize(inputs + row * rows.num_groups * kGroup, 0, rows.num_groups, rows, row);
+  void quantize(const float* inputs, int64_t input_row, const QuantizedRows& rows, int64_t row) const {
+    step_.kernels.quantized->quantize(inputs + input_row * rows.num_groups * kGroup, 0, rows.num_groups, rows, row);
   }
 
   RmsNormArgs norm_args(const float* inputs, const float* weight, float* out) const {
@@ -170,7 +181,6 @@ class LayerThread {
     norm.inputs = inputs;
     norm.weight = weight;
     norm.out = out;
-    norm.num_rows = args_.num_tokens;
     norm.size = args_.hidden_size;
     norm.eps = args_.eps;
     norm.element_type = kFloat32;
@@ -180,29 +190,30 @@ class LayerThread {
   // residual += delta, normed by itself first where the family does that; out = norm(residual).
   void add_and_norm(const float* delta_norm, bool adds, const float* weight, float* out, int64_t row) const {
     const RowKernels& kernels = *step_.kernels.rows;
-    const float* delta = shared_.delta;
+    float* residual = rows_.residual + token_of(row) * args_.hidden_size;
+    const float* delta = shared_.delta + row * args_.hidden_size;
     if (delta_norm) {
-      kernels.rms_norm(norm_args(delta, delta_norm, rows_.normed), row);
-      delta = rows_.normed;
+      kernels.rms_norm(norm_args(delta, delta_norm, normed_), 0);
+      delta = normed_;
     }
-    RmsNormArgs norm = norm_args(adds ? delta : rows_.residual, weight, out);
+    RmsNormArgs norm = norm_args(adds ? delta : residual, weight, out);
     if (adds) {
-      norm.residual = rows_.residual;
-      norm.total = rows_.residual;
+      norm.residual = residual;
+      norm.total = residual;
     }
-    kernels.rms_norm(norm, row);
+    kernels.rms_norm(norm, 0);
   }
 
   void norm_and_quantize(const float* delta_norm, bool adds, const float* weight) {
-    const QuantizedRows rows = quantized_rows(rows_.quantized, args_.num_tokens, args_.hidden_size);
+    const QuantizedRows rows = quantized_rows(rows_.quantized, num_rows_, args_.hidden_size);
     for_rows(kNorms, [&](int64_t row) {
-      add_and_norm(delta_norm, adds, weight, rows_.normed, row);
-      quantize(rows_.normed, rows, row);
+      add_and_norm(delta_norm, adds, weight, normed_, row);
+      quantize(normed_, 0, rows, row);
     });
   }
 
   void multiply(const QuantizedWeight& weight, const QuantizedRows& rows, float* out) {
-    const PanelTasks tasks(args_.num_tokens, num_panels(weight), args_.num_threads);
+    const PanelTasks tasks(num_rows_, num_panels(weight), args_.num_threads);
     for_each(kProducts, tasks.count, [&](int64_t i) {
       const PanelTask task = tasks[i];
       float* first = out + task.first_row * weight.num_outputs + task.first_panel * kPanel;
@@ -214,9 +225,9 @@ class LayerThread {
   // the cache of its core.
   void gate(const QuantizedWeight& gate_up) {
     const QuantizedRows inputs = rows_of(rows_.quantized, gate_up);
-    const QuantizedRows gated = quantized_rows(shared_.gated, args_.num_tokens, args_.intermediate_size);
+    const QuantizedRows gated = quantized_rows(shared_.gated, num_rows_, args_.intermediate_size);
     const int64_t panels_of_half = args_.intermediate_size / kPanel;
-    const PanelTasks tasks(args_.num_tokens, panels_of_half, args_.num_threads);
+    const PanelTasks tasks(num_rows_, panels_of_half, args_.num_threads);
     for_each(kGatedProducts, tasks.count, [&](int64_t i) {
       PanelTask task = tasks[i];
       const int64_t size = task.num_panels * kPanel, first_group = task.first_panel * kPanel / kGroup;
@@ -276,7 +287,9 @@ class LayerThread {
   const DecoderArgs& args_;
   const SharedBuffers& shared_;
   const RowBuffers rows_;
+  float* const normed_;  // [hidden_size], of the row that the thread is at
   const bool is_first_;
+  int64_t num_rows_;
   int64_t loop_ = 0;
   Clock::time_point started_;  // of the part that runs
 };
@@ -294,7 +307,8 @@ Status run_layers(const DecoderArgs& args) {
   const int64_t shared_size = counter.size();
   RowBuffers{args, counter};
   const int64_t rows_size = counter.size() - shared_size;
-  float* buffer = kept.floats(shared_size + step.num_row_buffers() * rows_size);
+  const int64_t normed_size = (args.hidden_size + 15) / 16 * 16, normed = shared_size + step.num_row_buffers() * rows_size;
+  float* buffer = kept.floats(normed + args.num_threads * normed_size);
   if (!buffer) return kOutOfMemory;
   Carver shared_carver(buffer);
   const SharedBuffers shared(args, shared_carver);
@@ -302,7 +316,8 @@ Status run_layers(const DecoderArgs& args) {
   {
     const int64_t thread = omp_get_thread_num();
     Carver carver(buffer + shared_size + (step.replicates ? thread * rows_size : 0));
-    LayerThread(step, shared, RowBuffers(args, carver), thread == 0).run();
+    const RowBuffers rows(args, carver);
+    LayerThread(step, shared, rows, buffer + normed + thread * normed_size, thread == 0).run();
   }
   return step.status;
 }

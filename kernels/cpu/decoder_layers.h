@@ -37,13 +37,14 @@ struct DecoderArgs {
   const LayerCache* caches;    // [num_layers]
   const float* final_norm;     // [hidden_size]
   const float* residual;       // [num_tokens, hidden_size], contiguous: embedded tokens
-  float* out;                  // [num_tokens, hidden_size], contiguous: normed hidden states
+  const int64_t* wanted;       // [num_wanted] tokens whose hidden states are asked for, ascending; null = all
+  float* out;                  // [num_tokens, hidden_size], contiguous: normed hidden states of the wanted tokens
   const float* cos[2];         // [num_tokens, head_dim / 2] of each kind of rotary embedding, contiguous
   const float* sin[2];
   RotateAndWriteArgs write;  // but for pointers and norms that differ between layers
   AttendArgs attend;         // the same
   double* seconds;           // [kNumLayerParts], to which the time of each part is added; null = not measured
-  int64_t num_layers, num_tokens, hidden_size, intermediate_size;
+  int64_t num_layers, num_tokens, num_wanted, hidden_size, intermediate_size;
   float eps;
   int32_t activation, instruction_set, num_threads;
 };

@@ -193,12 +193,12 @@ class DecoderArgs(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(LayerWeights)),
         ("caches", ctypes.POINTER(LayerCache)),
-        *_fields(ctypes.c_void_p, "final_norm", "residual", "out"),
+        *_fields(ctypes.c_void_p, "final_norm", "residual", "wanted", "out"),
         *_fields(ctypes.c_void_p * 2, "cos", "sin"),
         ("write", RotateAndWriteArgs),
         ("attend", AttendArgs),
         ("seconds", ctypes.c_void_p),
-        *_fields(ctypes.c_int64, "num_layers", "num_tokens", "hidden_size", "intermediate_size"),
+        *_fields(ctypes.c_int64, "num_layers", "num_tokens", "num_wanted", "hidden_size", "intermediate_size"),
         *_fields(ctypes.c_float, "eps"),
         *_fields(ctypes.c_int32, "activation", "instruction_set", "num_threads"),
     )

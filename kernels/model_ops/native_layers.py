@@ -97,8 +97,11 @@ class NativeLayers:
         backend: CpuBackend,
         kv_layers: list[KVLayer],
         metadata: AttentionMetadata,
+        wanted: torch.Tensor | None = None,  # [num_wanted] int64, ascending
     ) -> torch.Tensor:  # [num_tokens, hidden_size] float32
         """Run all layers and the final norm, and write this step's keys and values.
+
+        Of tokens that are not `wanted` the hidden states are left out, and their rows are arbitrary; None = all are.
 
         Where `measure` was called, the time of each part is added up.
 
@@ -112,6 +115,7 @@ class NativeLayers:
         for cos, sin in angles:
             assert cos.shape == sin.shape == (num_tokens, self._shape.head_dim // 2)
             assert cos.is_contiguous() and sin.is_contiguous() and cos.dtype == sin.dtype == torch.float32
+        assert wanted is None or (wanted.dtype == torch.int64 and wanted.is_contiguous())
         out = torch.empty_like(residual)
         write, attend = (
             self._write_args(backend, kv_layers[0], metadata),
@@ -122,6 +126,7 @@ class NativeLayers:
             caches=self._cache_pointers(kv_layers),
             final_norm=self._final_norm.data_ptr(),
             residual=residual.data_ptr(),
+            wanted=None if wanted is None else wanted.data_ptr(),
             out=out.data_ptr(),
             cos=tuple(cos.data_ptr() for cos, _ in angles),
             sin=tuple(sin.data_ptr() for _, sin in angles),
@@ -130,6 +135,7 @@ class NativeLayers:
             seconds=None if self._seconds is None else ctypes.addressof(self._seconds),
             num_layers=len(self._weights),
             num_tokens=num_tokens,
+            num_wanted=num_tokens if wanted is None else wanted.shape[0],
             hidden_size=hidden_size,
             intermediate_size=self._weights[0].down.in_features,
             eps=self._shape.norm_eps,

@@ -78,6 +78,22 @@ def test_logits_do_not_depend_on_company(cache_dtype: torch.dtype, tmp_path: Pat
         assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
 
 
+@pytest.mark.parametrize("length", [3, 50])
+def test_only_wanted_hidden_states(length: int, tmp_path: Path) -> None:
+    """Those that are asked for are the same, and so is what is written."""
+    decoder = load(save(build("gemma3"), tmp_path))
+    caches = [_cache(decoder, 20) for _ in range(3)]
+    batch = _one_prompt(length)
+    expected = decoder(batch, CpuBackend(), caches[0].layers)
+    wanted = torch.tensor([1, length - 1])
+    hidden = decoder(batch, CpuBackend(), caches[1].layers, wanted)
+    assert torch.equal(hidden[wanted], expected[wanted])
+    decoder(batch, CpuBackend(), caches[2].layers, torch.empty(0, dtype=torch.int64))
+    for layer, *others in zip(*(cache.layers for cache in caches), strict=True):
+        assert layer.key.any()
+        assert all(torch.equal(layer.key, o.key) and torch.equal(layer.value, o.value) for o in others)
+
+
 def test_logits_are_near_those_of_float32(tmp_path: Path) -> None:
     """Rounding to 8 bits moves logits by a few hundredths of their spread; a wrong operation by far more."""
     path = save(build("llama"), tmp_path)
@@ -109,19 +125,28 @@ def test_parts_are_timed(tmp_path: Path) -> None:
 def test_metadata_that_do_not_fit_the_cache(slot: int, block: int, message: str, tmp_path: Path) -> None:
     """Refused before anything is written."""
     decoder = load(save(build("llama"), tmp_path))
+    cache = _cache(decoder, 2)
+    with pytest.raises(ValueError, match=message):
+        decoder(_one_prompt(1, slot, block), CpuBackend(), cache.layers)
+    assert not any(layer.key.any() or layer.value.any() for layer in cache.layers)
+
+
+def _cache(decoder: Decoder, num_blocks: int) -> KVCache:
     config = decoder.config
     spec = KVCacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, block_size=4, dtype="float32")
-    cache = KVCache(spec, 2, torch.device("cpu"))
-    starts, lengths = np.array([0, 1], np.int32), np.array([1], np.int32)
+    return KVCache(spec, num_blocks, torch.device("cpu"))
+
+
+def _one_prompt(length: int, slot: int = 0, block: int = 0) -> ForwardBatch:
+    """A prompt whose first token goes to `slot`, and whose blocks are numbered from `block` on."""
+    starts, lengths = np.array([0, length], np.int32), np.array([length], np.int32)
     metadata = AttentionMetadata(
         query_start_loc=torch.from_numpy(starts),
         seq_lens=torch.from_numpy(lengths),
-        block_tables=torch.tensor([[block]], dtype=torch.int32),
-        slot_mapping=torch.tensor([slot]),
+        block_tables=torch.arange(block, block + -(-length // 4), dtype=torch.int32)[None],
+        slot_mapping=torch.arange(slot, slot + length),
         host_query_start_loc=starts,
         host_seq_lens=lengths,
     )
-    batch = ForwardBatch(torch.tensor([5]), torch.tensor([0]), torch.tensor([0]), metadata)
-    with pytest.raises(ValueError, match=message):
-        decoder(batch, CpuBackend(), cache.layers)
-    assert not any(layer.key.any() or layer.value.any() for layer in cache.layers)
+    positions = torch.arange(length)
+    return ForwardBatch(positions % 200 + 3, positions, positions[-1:], metadata)
