@@ -13,10 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.attention.cpu import CpuBackend
-from kernels.attention.metadata import AttentionParams, KVLayer
+from kernels.attention.metadata import AttentionParams, KVLayer, Rotation
 from kernels.cpu.native_library import INSTRUCTION_SETS, load_library, supported_instruction_sets
+from kernels.kv_quant import QUANTISED_MAX, quantise
 from tests.kernels.conftest import make_backend
-from tests.kernels.paged_batches import TOLERANCES, PagedBatch, Shape, make_batch, oracle, relative_error
+from tests.kernels.paged_batches import (
+    TOLERANCES,
+    PagedBatch,
+    Shape,
+    make_batch,
+    oracle,
+    quantise_batch,
+    relative_error,
+)
 
 PARAMS = AttentionParams(scale=0.125)
 
@@ -179,6 +188,138 @@ def test_output_does_not_depend_on_batch_chunks_or_threads(
             )
             out = backend.attend(batch.query[begin:end], batch.kv_layer, metadata, params)
             assert torch.equal(out, together[begin:end])
+
+
+CACHE_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
+
+
+def with_cache(batch: PagedBatch, dtype: torch.dtype) -> tuple[PagedBatch, PagedBatch]:
+    """The batch over a cache of that dtype, and over the one that it stands for, in float64."""
+    if dtype in QUANTISED_MAX:
+        return quantise_batch(batch, dtype)
+    rounded = KVLayer(batch.kv_layer.key.to(dtype), batch.kv_layer.value.to(dtype))
+    return dataclasses.replace(batch, kv_layer=rounded), dataclasses.replace(batch, kv_layer=rounded)
+
+
+def attend_alone(backend: CpuBackend, batch: PagedBatch, row: int, first: int, last: int, params: AttentionParams):
+    """Query tokens [first, last) of one row, by themselves."""
+    begin, end = batch.metadata.query_start_loc[row : row + 2].tolist()
+    metadata = dataclasses.replace(
+        batch.metadata,
+        query_start_loc=torch.tensor([0, last - first], dtype=torch.int32),
+        seq_lens=batch.metadata.seq_lens[row : row + 1] - (end - begin - last),
+        block_tables=batch.metadata.block_tables[row : row + 1],
+    )
+    return backend.attend(batch.query[begin + first : begin + last], batch.kv_layer, metadata, params)
+
+
+@pytest.mark.usefixtures("restore_threads")
+@pytest.mark.parametrize("sliding_window", [None, 300])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("query_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_shared_out_to_threads(
+    query_dtype: torch.dtype, cache_dtype: torch.dtype, instruction_set: str, sliding_window: int | None
+) -> None:
+    """One long sequence, whose keys several threads share: right, and bitwise that of one thread, chunked or not."""
+    backend = native(instruction_set)
+    batch, exact = with_cache(make_batch(Shape(4, 1, 40, 16), [21, 1], [700, 1100], seed=3), cache_dtype)
+    batch = dataclasses.replace(batch, query=batch.query.to(query_dtype))
+    params = AttentionParams(40**-0.5, sliding_window)
+    torch.set_num_threads(4)
+    together = backend.attend(batch.query, batch.kv_layer, batch.metadata, params)
+    expected = oracle(dataclasses.replace(exact, query=batch.query), params)
+    assert relative_error(together, expected) < TOLERANCES[query_dtype]
+    for num_threads in (1, 4):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(attend_alone(backend, batch, 1, 0, 1, params), together[21:])
+        for first, last in ((0, 1), (1, 13), (13, 21)):
+            assert torch.equal(attend_alone(backend, batch, 0, first, last, params), together[first:last])
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("cache_dtype", QUANTISED_MAX, ids=str)
+@pytest.mark.parametrize("head_dim", [2, 33, 80, 256])
+@pytest.mark.parametrize("query_dtype", TOLERANCES, ids=str)
+def test_quantised_cache(
+    query_dtype: torch.dtype, head_dim: int, cache_dtype: torch.dtype, instruction_set: str
+) -> None:
+    batch = make_batch(Shape(6, 2, head_dim, 5), [1, 20, 3], [70, 66, 300])
+    batch, exact = quantise_batch(dataclasses.replace(batch, query=batch.query.to(query_dtype)), cache_dtype)
+    params = AttentionParams(head_dim**-0.5, logit_softcap=20.0)
+    out = native(instruction_set).attend(batch.query, batch.kv_layer, batch.metadata, params)
+    assert relative_error(out, oracle(exact, params)) < TOLERANCES[query_dtype]
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+def test_a_broken_number_is_not_hidden(place: str, cache_dtype: torch.dtype, instruction_set: str) -> None:
+    """NaN reaches every token that sees it: in the query, in a key or a value, or in the scale of a quantised one."""
+    batch = make_batch(Shape(2, 1, 32, 16), [6], [300])
+    if place == "query":
+        batch.query[3, :, 5] = torch.nan
+    else:
+        getattr(batch.kv_layer, place)[batch.metadata.block_tables[0, 297 // 16], 0, 297 % 16] = torch.nan
+    batch, _ = with_cache(batch, cache_dtype)
+    out = native(instruction_set).attend(batch.query.bfloat16(), batch.kv_layer, batch.metadata, PARAMS)
+    is_broken = out.isnan().flatten(1).any(1)
+    assert is_broken[3]
+    assert is_broken[4:].all() == (place != "query")
+    assert place == "value" or not is_broken[:3].any()  # 0 times NaN is NaN: a value breaks its whole tile
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", QUANTISED_MAX, ids=str)
+@pytest.mark.parametrize("source_dtype", TOLERANCES, ids=str)
+def test_quantised_writes(source_dtype: torch.dtype, dtype: torch.dtype, instruction_set: str) -> None:
+    """Bit for bit what `quantise` gives, for any head size: ties, zeros, tiny and huge numbers, whole float8 steps."""
+    backend = native(instruction_set)
+    generator = torch.Generator().manual_seed(0)
+    for head_dim in (1, 15, 64, 70):
+        rows = torch.randn(40, 2, head_dim, generator=generator)
+        rows *= 2.0 ** torch.randint(-14, 15, (40, 2, 1), generator=generator)
+        rows[1] = 0
+        rows[2] = 1e-38
+        rows[3] = torch.randint(-896, 897, (2, head_dim), generator=generator) / 2  # ties, subnormals and whole numbers
+        rows[3, :, 0] = QUANTISED_MAX[dtype]
+        rows[4] = 2.0 ** -torch.randint(0, 20, (2, head_dim), generator=generator)
+        rows = rows.to(source_dtype)
+        data = torch.zeros(40, 2, 2, 1, head_dim).to(dtype)
+        scales = torch.zeros(data.shape[:-1])
+        kv_layer = KVLayer(data[:, 0], data[:, 1], scales[:, 0], scales[:, 1])
+        metadata = dataclasses.replace(small_batch().metadata, slot_mapping=torch.arange(40))
+        backend.write_kv(rows, -rows, kv_layer, metadata)
+        for sign, stored, stored_scales in ((1, data[:, 0], scales[:, 0]), (-1, data[:, 1], scales[:, 1])):
+            values, row_scales = quantise(sign * rows, dtype)
+            assert torch.equal(stored[:, :, 0].float(), values.float())
+            assert torch.equal(stored_scales[:, :, 0], row_scales)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", QUANTISED_MAX, ids=str)
+def test_rotate_and_write_to_a_quantised_cache(dtype: torch.dtype, instruction_set: str) -> None:
+    """What a float32 cache would hold, quantised; queries are those of a float32 cache."""
+    backend = native(instruction_set)
+    heads = torch.randn(9, 10, 48, generator=torch.Generator().manual_seed(0))
+    angles = torch.randn(9, 24)
+    rotation = Rotation(angles.cos(), angles.sin(), torch.randn(8, 48), 1e-6)
+    metadata = dataclasses.replace(small_batch().metadata, slot_mapping=torch.tensor([8, 3, -1, 0, 5, 17, 30, 31, 2]))
+    plain = KVLayer(torch.zeros(8, 2, 4, 48), torch.zeros(8, 2, 4, 48))
+    query = backend.rotate_and_write(heads, rotation, plain, metadata)
+    scales = torch.zeros(2, 8, 2, 4)
+    quantised = KVLayer(
+        plain.key.new_zeros(8, 2, 4, 48).to(dtype), plain.value.new_zeros(8, 2, 4, 48).to(dtype), *scales
+    )
+    assert torch.equal(backend.rotate_and_write(heads, rotation, quantised, metadata), query)
+    is_written = plain.key.abs().amax(-1) > 0
+    assert is_written.sum() == 8 * 2
+    for source, stored, stored_scales in zip(
+        (plain.key, plain.value), (quantised.key, quantised.value), scales, strict=True
+    ):
+        values, row_scales = quantise(source, dtype)
+        assert torch.equal(stored.float(), values.float())
+        assert torch.equal(stored_scales, row_scales * is_written)
 
 
 def test_block_table_sliced_from_a_wider_one() -> None:
