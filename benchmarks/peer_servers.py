@@ -22,7 +22,7 @@ MAX_TOKENS = 2048  # of a prompt of 1,024 words (at most 1,600 tokens) and its a
 START_SECONDS = 600.0  # vLLM may compile for minutes
 _RESUME_SECONDS = 30.0  # for a server that was held still to say that it is ready
 _IDLE_SECONDS = 1.0
-_MOST_IDLE_PROCESSORS = 0.01  # what a server may take for itself while another one is measured
+_MOST_IDLE_PROCESSORS = 0.02  # what a server may take for itself while another one is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,12 @@ def llama_plan(program: Path, gguf: Path, num_slots: int, extra: Sequence[str]) 
     )
 
 
-def vllm_plan(program: Path, model: Path, num_seqs: int, dtype: str, extra: Sequence[str]) -> ServerPlan:
+def vllm_plan(program: Path, model: Path, num_seqs: int, extra: Sequence[str]) -> ServerPlan:
     """The same weights, as a directory in Hugging Face layout, on vLLM."""
-    flags = ["serve", str(model), "--dtype", dtype, "--max-model-len", str(MAX_TOKENS), "--max-num-seqs", str(num_seqs)]
+    flags = ["serve", str(model), "--max-model-len", str(MAX_TOKENS), "--max-num-seqs", str(num_seqs)]
     flags += ["--enable-prompt-tokens-details"]
+    if "--dtype" not in extra:
+        flags += ["--dtype", "bfloat16"]
     return ServerPlan(
         name="vllm",
         program=(str(program),),

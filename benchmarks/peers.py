@@ -216,8 +216,7 @@ def make_plans(options: argparse.Namespace, console: Console) -> Iterator[list[S
             if directory is None:
                 console.print(f"writing {options.model} as a directory for vLLM", highlight=False)
                 directory = write_checkpoint(resolve(options.model), Path(made))
-            flags = shlex.split(options.vllm_flags)
-            plans.append(vllm_plan(options.vllm, directory, NUM_SLOTS, options.vllm_dtype, flags))
+            plans.append(vllm_plan(options.vllm, directory, NUM_SLOTS, shlex.split(options.vllm_flags)))
         yield plans
 
 
@@ -227,7 +226,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--llama-version", help="its version, for builds that were not told theirs")
     parser.add_argument("--vllm", type=Path, help="the vllm command in its own environment, with its path")
     parser.add_argument("--vllm-model", type=Path, help="directory of the model for vLLM (default: made from --model)")
-    parser.add_argument("--vllm-dtype", default="bfloat16", help="type of vLLM's weights (default: bfloat16)")
     parser.add_argument("--model", default="smollm2", help="a known name or a .gguf file (default: smollm2)")
     for name in ("octavo", "llama", "vllm"):
         parser.add_argument(f"--{name}-flags", default="", help="more flags for this server, as one word")

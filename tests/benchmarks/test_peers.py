@@ -210,13 +210,14 @@ def test_shown_commands_tell_no_folders_of_this_machine(tmp_path):
         octavo_plan("smollm2", []),
         octavo_plan(str(tmp_path / "a.gguf"), ["--block-size", "32"]),
         llama_plan(tmp_path / "llama-server", tmp_path / "a.gguf", 32, []),
-        vllm_plan(tmp_path / "vllm", tmp_path / "directory", 32, "float32", []),
+        vllm_plan(tmp_path / "vllm", tmp_path / "directory", 32, ["--dtype", "float32"]),
     ]
     shown = [each.shown_command for each in plans]
     assert not [command for command in shown if str(tmp_path) in command]
     assert shown[:2] == ["octavo serve", "octavo serve --model a.gguf --block-size 32"]
     assert "llama-server --model a.gguf --threads" in shown[2]
-    assert "vllm serve directory --dtype float32" in shown[3]
+    assert "vllm serve directory --max-model-len" in shown[3]
+    assert shown[3].endswith("--dtype float32")
     assert (
         peers._shown(f"python benchmarks/peers.py --vllm {tmp_path}/vllm") == "python benchmarks/peers.py --vllm vllm"
     )
