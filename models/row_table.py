@@ -10,6 +10,7 @@ import numpy as np
 
 from models.candidates import num_candidates
 from models.row_edits import RowEdits
+from models.sampler import sequence_keys
 from scheduler.output import KnownRow, NewRow
 from scheduler.sampling_params import Pooling
 
@@ -25,6 +26,8 @@ class RowTable:
         self.edits: dict[int, RowEdits] = {}  # by row, of those that want their logits edited
         self.poolings: dict[int, Pooling] = {}  # by row, of those whose hidden states are wanted, and no tokens
         self.num_candidates: dict[int, int] = {}  # by row, of those whose answers are searched for
+        self.num_logprobs: dict[int, int] = {}  # by row, of those that want scores: best tokens to report with each
+        self.num_prompt_logprobs: dict[int, int] = {}  # the same of the prompt
         self._eos_token_ids = eos_token_ids
         max_num_blocks = -(-max_model_len // block_size)
         self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
@@ -32,14 +35,11 @@ class RowTable:
         self.num_known_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # those in token_ids: what the scheduler sent
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # and the sampled ones, whose ids the device has
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self.index = np.zeros(max_num_seqs, dtype=np.int64)
         self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self.top_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
-        self.seed = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)  # best tokens to report with each; -1 = no scores
-        self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)  # the same of the prompt
+        self.random_key = np.zeros(max_num_seqs, dtype=np.uint64)  # of the numbers that tokens are drawn on
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._row_of: dict[int, int] = {}  # by seq_id
         self._free_rows = list(range(max_num_seqs))[::-1]
@@ -52,6 +52,8 @@ class RowTable:
             self.edits.pop(row, None)
             self.poolings.pop(row, None)
             self.num_candidates.pop(row, None)
+            self.num_logprobs.pop(row, None)
+            self.num_prompt_logprobs.pop(row, None)
 
     def take(self, scheduled: NewRow | KnownRow) -> int:
         """Bring a sequence's row up to date with the scheduler's message, and return the row."""
@@ -73,16 +75,16 @@ class RowTable:
         self.token_ids[row, : len(new.token_ids)] = new.token_ids
         self.num_known_tokens[row] = self.num_tokens[row] = len(new.token_ids)
         self.num_prompt_tokens[row] = new.num_prompt_tokens
-        self.index[row] = new.index
         params = new.params
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+        for name in ("temperature", "top_k", "top_p", "min_p"):
             getattr(self, name)[row] = getattr(params, name)
+        [self.random_key[row]] = sequence_keys(np.array([params.seed]), np.array([new.index]))
         # A search takes the log-probabilities of its answers from the candidates.
-        wants_scores = params.logprobs is not None and params.beam_search is None
-        self.num_logprobs[row] = params.logprobs if wants_scores else -1
+        if params.logprobs is not None and params.beam_search is None:
+            self.num_logprobs[row] = params.logprobs
         # The prompt is the same for every sequence of a request: the first one scores it.
-        scores_prompt = params.prompt_logprobs is not None and new.index == 0
-        self.num_prompt_logprobs[row] = params.prompt_logprobs if scores_prompt else -1
+        if params.prompt_logprobs is not None and new.index == 0:
+            self.num_prompt_logprobs[row] = params.prompt_logprobs
         self._num_blocks[row] = 0
         self._append_blocks(row, new.block_ids)
         edits = RowEdits.of(new, self._eos_token_ids)

@@ -120,8 +120,7 @@ class ModelRunner:
         places = step.samples.nonzero()[0].tolist()
         if not places:
             return None
-        ops, rows = self._model.ops, step.rows[step.samples]
-        num_logprobs = {i: k for i, k in enumerate(self._table.num_logprobs[rows].tolist()) if k >= 0}
+        ops, num_logprobs = self._model.ops, inputs.num_logprobs
         # Scores are those of the model, so its logits are put aside before they are edited in place.
         scored_logits = logits[inputs.logprob_places] if num_logprobs else None
         if inputs.edits is not None:
@@ -131,7 +130,7 @@ class ModelRunner:
             candidates = launch_candidates(ops, logits, inputs.candidate_places, inputs.candidates)
         token_ids = ops.sample(logits, inputs.sampling)
         self._last_token_ids.index_copy_(0, inputs.sampled_rows, token_ids)
-        self._table.num_tokens[rows] += 1
+        self._table.num_tokens[step.rows[step.samples]] += 1
         scores = None
         if scored_logits is not None:
             num_top = max(num_logprobs.values())

@@ -7,6 +7,9 @@ preempted. Knows no sequences; the choice itself is in kernels/sampling.
 import numpy as np
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS = tuple(map(np.uint64, (30, 27, 31)))
+_FACTORS = tuple(map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)))
+_LOW_BITS = np.uint64(11)  # that a float64 has no room for
 
 
 def uniform_numbers(seeds: np.ndarray, indices: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -23,14 +26,22 @@ def uniform_numbers(seeds: np.ndarray, indices: np.ndarray, positions: np.ndarra
     Returns:
         [num_rows] float64, multiples of 2**-53.
     """
-    state = _mix(seeds.astype(np.uint64) + _GOLDEN_GAMMA)
-    state = _mix(state ^ (indices.astype(np.uint64) + _GOLDEN_GAMMA))
-    state = _mix(state + positions.astype(np.uint64) * _GOLDEN_GAMMA)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniform_numbers_at(sequence_keys(seeds, indices), positions)
+
+
+def sequence_keys(seeds: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """What the numbers of a sequence depend on besides the position, [num_rows] uint64."""
+    keys = _mix(seeds.astype(np.uint64) + _GOLDEN_GAMMA)
+    return _mix(keys ^ (indices.astype(np.uint64) + _GOLDEN_GAMMA))
+
+
+def uniform_numbers_at(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The numbers of sequences with these keys; see `uniform_numbers`."""
+    return (_mix(keys + positions.astype(np.uint64) * _GOLDEN_GAMMA) >> _LOW_BITS) * 2.0**-53
 
 
 def _mix(state: np.ndarray) -> np.ndarray:
     """SplitMix64's finaliser; unsigned arithmetic wraps."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    state = (state ^ (state >> _SHIFTS[0])) * _FACTORS[0]
+    state = (state ^ (state >> _SHIFTS[1])) * _FACTORS[1]
+    return state ^ (state >> _SHIFTS[2])

@@ -16,11 +16,12 @@ from kernels.sampling.sampling_batch import SamplingBatch
 from models.candidates import wanted_candidates
 from models.forward_batch import ForwardBatch
 from models.row_table import RowTable
-from models.sampler import uniform_numbers
+from models.sampler import uniform_numbers_at
 from models.step_edits import StepEditor
 from scheduler.output import BlockCopy, SchedulerOutput
 
 _OF_RUNNER = ("sampled_rows", "logprob_places", "candidate_places", "target_ids", "block_copies")
+_NO_IDS = np.empty(0, np.int64)
 _ALIGNMENT = 64  # bytes; kernels load 16 at once, and a pointer's alignment must not change from step to step
 
 
@@ -32,6 +33,7 @@ class StepRows:
     num_computed: np.ndarray  # [num_rows] int64, before this step
     num_new: np.ndarray  # [num_rows] int64
     query_start_loc: np.ndarray  # [num_rows + 1] int32
+    seq_lens: np.ndarray  # [num_rows] int32, after this step
     samples: np.ndarray  # [num_rows] bool: all known tokens are computed after this step, and the next is wanted
 
 
@@ -53,7 +55,8 @@ class StepInputs:
     sampling: SamplingBatch  # one entry per row that samples, as logits_indices has them
     edits: LogitEdits | None  # of the same rows' logits
     sampled_rows: torch.Tensor  # [num_sampled] int64, rows of the row table
-    logprob_places: torch.Tensor  # [num_wanted] int64, sampled rows whose log-probabilities are wanted
+    num_logprobs: dict[int, int]  # sampled row -> how many best tokens, where log-probabilities are wanted
+    logprob_places: torch.Tensor  # [len(num_logprobs)] int64, these rows
     candidates: list[tuple[int, int]]  # how many are wanted of which sampled row
     candidate_places: torch.Tensor  # [len(candidates)] int64, these rows
     target_ids: torch.Tensor  # [num_targets] int64, of all scored prompts end to end
@@ -62,28 +65,32 @@ class StepInputs:
 
 def take_rows(table: RowTable, output: SchedulerOutput) -> StepRows:
     """Bring the row table up to date with the scheduler's messages."""
-    num_rows = len(output.rows)
-    rows = np.fromiter((table.take(row) for row in output.rows), np.int64, num_rows)
-    num_computed = np.fromiter((row.num_computed_tokens for row in output.rows), np.int64, num_rows)
-    num_new = np.fromiter((row.num_new_tokens for row in output.rows), np.int64, num_rows)
-    query_start_loc = np.zeros(num_rows + 1, dtype=np.int32)
-    np.cumsum(num_new, out=query_start_loc[1:])
-    samples = num_computed + num_new == table.num_tokens[rows]
+    rows = np.array([table.take(row) for row in output.rows], np.int64)
+    num_computed = np.array([row.num_computed_tokens for row in output.rows], np.int64)
+    num_new = np.array([row.num_new_tokens for row in output.rows], np.int64)
+    query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
+    num_new.cumsum(out=query_start_loc[1:])
+    seq_lens = num_computed + num_new
+    samples = seq_lens == table.num_tokens[rows]
     if table.poolings:
         samples &= [row not in table.poolings for row in rows.tolist()]
-    return StepRows(rows, num_computed, num_new, query_start_loc, samples)
+    return StepRows(rows, num_computed, num_new, query_start_loc, seq_lens.astype(np.int32), samples)
 
 
 def scored_prompts(table: RowTable, step: StepRows) -> list[ScoredPrompt]:
     """The prompt tokens whose predecessor this step computes, where a request asks for their scores."""
+    if not table.num_prompt_logprobs:
+        return []
     scored = []
-    for place in (table.num_prompt_logprobs[step.rows] >= 0).nonzero()[0].tolist():
-        row, start = int(step.rows[place]), int(step.num_computed[place])
+    for place, row in enumerate(step.rows.tolist()):
+        if row not in table.num_prompt_logprobs:
+            continue
+        start = int(step.num_computed[place])
         end = min(start + int(step.num_new[place]), int(table.num_prompt_tokens[row]) - 1)
         if start < end:
             targets = table.token_ids[row, start + 1 : end + 1]
-            num_top = int(table.num_prompt_logprobs[row])
-            scored.append(ScoredPrompt(place, int(step.query_start_loc[place]), targets.copy(), num_top))
+            first = int(step.query_start_loc[place])
+            scored.append(ScoredPrompt(place, first, targets.copy(), table.num_prompt_logprobs[row]))
     return scored
 
 
@@ -99,29 +106,27 @@ def build_inputs(
 
     Call it before the row table counts the tokens that this step samples.
     """
-    row_of_token = np.repeat(step.rows, step.num_new)  # [num_tokens]
-    first_position = np.repeat(step.num_computed - step.query_start_loc[:-1], step.num_new)
-    positions = first_position + np.arange(len(row_of_token))  # [num_tokens]
-    blocks = table.block_tables[row_of_token, positions // table.block_size].astype(np.int64)
-    seq_lens = (step.num_computed + step.num_new).astype(np.int32)
-    num_blocks = -(-int(seq_lens.max()) // table.block_size)
+    row_of_token, positions = _places_of_tokens(step)
+    block_of_token, offset = np.divmod(positions, table.block_size)
+    num_blocks = -(-int(step.seq_lens.max()) // table.block_size)
     sampled_rows = step.rows[step.samples]
     pending_places = (positions >= table.num_known_tokens[row_of_token]).nonzero()[0]
+    num_logprobs = _of_sampled(table.num_logprobs, sampled_rows)
     candidates = wanted_candidates(table.num_candidates, sampled_rows.tolist()) if table.num_candidates else []
     host = {
         "query_start_loc": step.query_start_loc,
-        "seq_lens": seq_lens,
+        "seq_lens": step.seq_lens,
         "block_tables": table.block_tables[step.rows, :num_blocks],
-        "slot_mapping": blocks * table.block_size + positions % table.block_size,
+        "slot_mapping": table.block_tables[row_of_token, block_of_token] * np.int64(table.block_size) + offset,
         "input_ids": table.token_ids[row_of_token, positions],
         "positions": positions,
         "logits_indices": step.query_start_loc[1:][step.samples].astype(np.int64) - 1,
         "pending_places": pending_places,
         "pending_rows": row_of_token[pending_places],
         "sampled_rows": sampled_rows,
-        "logprob_places": (table.num_logprobs[sampled_rows] >= 0).nonzero()[0],
-        "candidate_places": np.array([place for _, place in candidates], np.int64),
-        "target_ids": np.concatenate([s.target_ids for s in scored]) if scored else np.empty(0, np.int64),
+        "logprob_places": np.array([*num_logprobs], np.int64) if num_logprobs else _NO_IDS,
+        "candidate_places": np.array([place for _, place in candidates], np.int64) if candidates else _NO_IDS,
+        "target_ids": np.concatenate([s.target_ids for s in scored]) if scored else _NO_IDS,
         "block_copies": block_pairs(output.block_copies),
         **_sampling_arrays(table, sampled_rows),
         **editor.host_arrays(table, step.rows, step.samples, output.grammar_masks),
@@ -133,7 +138,7 @@ def build_inputs(
     attn = AttentionMetadata(
         **{name: on_device[name] for name in ("query_start_loc", "seq_lens", "block_tables", "slot_mapping")},
         host_query_start_loc=step.query_start_loc,
-        host_seq_lens=seq_lens,
+        host_seq_lens=step.seq_lens,
     )
     return StepInputs(
         batch=ForwardBatch(on_device["input_ids"], on_device["positions"], on_device["logits_indices"], attn),
@@ -142,9 +147,26 @@ def build_inputs(
             all_greedy=not host["temperature"].any(),
         ),
         edits=editor.edits(on_device, host),
+        num_logprobs=num_logprobs,
         candidates=candidates,
         **{name: on_device[name] for name in _OF_RUNNER},
     )
+
+
+def _places_of_tokens(step: StepRows) -> tuple[np.ndarray, np.ndarray]:  # both [num_tokens] int64
+    """The row of each token of the step, and its position in the sequence."""
+    num_tokens = int(step.query_start_loc[-1])
+    if num_tokens == len(step.rows):  # most steps: every row computes one token
+        return step.rows, step.num_computed
+    first_position = np.repeat(step.num_computed - step.query_start_loc[:-1], step.num_new)
+    return np.repeat(step.rows, step.num_new), first_position + np.arange(num_tokens)
+
+
+def _of_sampled(values: Mapping[int, int], sampled_rows: np.ndarray) -> dict[int, int]:
+    """Of values by row of the row table, those of rows that sample, by their places among these."""
+    if not values:
+        return {}
+    return {place: values[row] for place, row in enumerate(sampled_rows.tolist()) if row in values}
 
 
 def block_pairs(copies: Sequence[BlockCopy]) -> np.ndarray:  # [num_copies, 2] int64
@@ -158,7 +180,7 @@ def _sampling_arrays(table: RowTable, rows: np.ndarray) -> dict[str, np.ndarray]
         "top_k": table.top_k[rows],
         "top_p": table.top_p[rows],
         "min_p": table.min_p[rows],
-        "uniform": uniform_numbers(table.seed[rows], table.index[rows], table.num_tokens[rows]),
+        "uniform": uniform_numbers_at(table.random_key[rows], table.num_tokens[rows]),
     }
 
 
