@@ -22,7 +22,7 @@ MAX_TOKENS = 2048  # of a prompt of 1,024 words (at most 1,600 tokens) and its a
 START_SECONDS = 600.0  # vLLM may compile for minutes
 _RESUME_SECONDS = 30.0  # for a server that was held still to say that it is ready
 _IDLE_SECONDS = 1.0
-_MOST_IDLE_PROCESSORS = 0.02  # what a server may take for itself while another one is measured
+_MOST_IDLE_PROCESSORS = 0.05  # what a server may take for itself while another one is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,14 @@ def vllm_plan(program: Path, model: Path, num_seqs: int, extra: Sequence[str]) -
         ready_path="/health",
         version_path="/version",
         version_key="version",
-        why="room for every client's request; prefix caching and chunked prefill are on by default",
-        environment={"VLLM_CPU_KVCACHE_SPACE": "4", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        why="a thread for each core (it leaves one free otherwise); room for every client's request, in GiB; prefix "
+        "caching and chunked prefill are on by default",
+        environment={
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+            "VLLM_CPU_KVCACHE_SPACE": "3",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        },
     )
 
 

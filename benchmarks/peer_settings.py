@@ -1,7 +1,7 @@
 """Which of a peer's settings is the fastest on this machine: what peers.py starts it with is chosen by this.
 
 Runs a few loads of peers.py on one peer with one setting after another, in turns; all are loaded at once, which takes
-up to 12 GB. Writes benchmarks/results/peer_settings.json, to which a run for the other peer is added.
+up to 15 GB. Writes benchmarks/results/peer_settings.json, to which a run for the other peer is added.
 """
 
 import argparse
@@ -48,6 +48,7 @@ LLAMA_SETTINGS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 VLLM_SETTINGS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "bfloat16": (("--dtype", "bfloat16"), {}),
     "float32": (("--dtype", "float32"), {}),
+    "bfloat16, a core left free": (("--dtype", "bfloat16"), {"VLLM_CPU_OMP_THREADS_BIND": "auto"}),
 }
 
 
