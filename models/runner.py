@@ -108,7 +108,7 @@ class ModelRunner:
             self._kv_cache.swap_in(block_pairs(output.swapped_in))
 
     def _forward(self, batch: ForwardBatch, wanted: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states, [num_tokens, hidden_size], of the wanted tokens at least (None = all), and the wanted logits."""
+        """Hidden states, [num_tokens, hidden_size], at least of `wanted` (None = all), and the sampled rows' logits."""
         replayed = None if self._graphs is None else self._graphs.run(batch)
         if replayed is not None:
             return replayed
