@@ -201,7 +201,9 @@ def with_cache(batch: PagedBatch, dtype: torch.dtype) -> tuple[PagedBatch, Paged
     return dataclasses.replace(batch, kv_layer=rounded), dataclasses.replace(batch, kv_layer=rounded)
 
 
-def attend_alone(backend: CpuBackend, batch: PagedBatch, row: int, first: int, last: int, params: AttentionParams):
+def attend_alone(
+    backend: CpuBackend, batch: PagedBatch, row: int, first: int, last: int, params: AttentionParams
+) -> torch.Tensor:
     """Query tokens [first, last) of one row, by themselves."""
     begin, end = batch.metadata.query_start_loc[row : row + 2].tolist()
     metadata = dataclasses.replace(
