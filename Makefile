@@ -43,6 +43,7 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/kv_cache_cost.py
 	$(BIN)/python benchmarks/baseline.py
 	$(BIN)/python benchmarks/host_step_cost.py
+	$(BIN)/python benchmarks/edge_cost.py
 	$(BIN)/python benchmarks/prefix_cache_cost.py
 	$(BIN)/python benchmarks/fairness.py
 	$(BIN)/python benchmarks/quality.py

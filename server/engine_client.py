@@ -306,7 +306,8 @@ class EngineClient:
         self._last_heard = time.monotonic()
         match message:
             case StepUpdates():
-                self.stats = message.stats
+                if message.stats is not None:
+                    self.stats = message.stats
                 if self.on_report is not None:
                     for report in message.reports:
                         self.on_report(report)

@@ -91,7 +91,7 @@ class StepUpdates(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Engine to edge: after a step, or on its own once a second as a sign of life."""
 
     updates: list[SequenceUpdate]
-    stats: EngineStats
+    stats: EngineStats | None  # None: as they were, or nearly
     reports: list[RequestReport] = []  # of requests that have ended, in whatever way
 
 
