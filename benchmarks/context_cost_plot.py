@@ -27,7 +27,7 @@ def plot(decode: "Growth", prefill: "Growth", subtitle: str, path: Path) -> None
 
 def _draw(axes: Axes, growth: "Growth", title: str, y_label: str, scale: float) -> None:
     line, last = growth.line, growth.contexts[-1]
-    label = f"{line.at_zero * scale:.3g} + {line.per_token * scale * 1000:.3g} per 1,000 tokens"
+    label = f"{line.at_zero * scale:,.1f} + {line.per_token * scale * 1000:,.1f} per 1,000 tokens"
     ends = [line.at_zero * scale, (line.at_zero + line.per_token * last) * scale]
     axes.plot([0, last], ends, color="tab:gray", linestyle="--", label=label)
     axes.plot(growth.contexts, [s * scale for s in growth.seconds], color="tab:blue", marker="o", label="measured")
