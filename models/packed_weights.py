@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ import torch
 from kernels.quantized_weight import GROUP_SIZE, PANEL, QuantizedWeight
 
 # Counts changes of the layout in kernels/quantized_weight.py and of how values are rounded; older files are made again.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 MIN_BYTES = 16 << 20  # of weights that are worth a file: less is rounded in a fraction of a second
 _MAX_FILES = 16
@@ -48,11 +48,12 @@ class PackedShape:
     out_features: int
     in_features: int
     bits: int  # 4 or 8
+    by_output: bool = False  # one scale for each output, not for each group of inputs
 
     def parts(self) -> dict[str, tuple[int, ...]]:
         """The shapes of its tensors: of uint8 codes, and of float16 scales and minimums."""
         num_panels, num_groups = -(-self.out_features // PANEL), self.in_features // GROUP_SIZE
-        scales = (num_panels, num_groups, PANEL)
+        scales = (num_panels, 1 if self.by_output else num_groups, PANEL)
         parts = {"codes": (num_panels, num_groups, GROUP_SIZE * PANEL * self.bits // 8), "scales": scales}
         return parts | ({"minimums": scales} if self.bits == 4 else {})
 
@@ -95,7 +96,8 @@ class PackedWeights:
                 if data is None:
                     logger.warning("%s is damaged; the weights are packed again.", path)
                     return None
-                os.utime(file)
+                with suppress(OSError):  # on a read-only file system nothing is removed either
+                    os.utime(file)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -245,7 +247,7 @@ def _key(model: PackedModel) -> str:
 
     Not all of it: reading a large model whole would take as long as packing a small one.
     """
-    shapes = [(each.name, each.out_features, each.in_features, each.bits) for each in model.shapes]
+    shapes = [astuple(each) for each in model.shapes]
     digest = hashlib.blake2b(repr((FORMAT_VERSION, model.quantization, shapes)).encode(), digest_size=16)
     for path in model.files:
         with path.open("rb", buffering=0) as file:
@@ -260,7 +262,8 @@ def _key(model: PackedModel) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     """The descriptor of a plain file that nobody else can have written. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    # Without O_NONBLOCK a named pipe in the file's place would hold up the start for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):

@@ -5,7 +5,7 @@ import hashlib
 import os
 import stat
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -170,6 +170,34 @@ def test_what_belongs_to_another_user_is_not_trusted(
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     assert packed.read(model) is None
     assert not packed.write(model, made_weights())
+
+
+def test_a_read_only_file_system_is_read(
+    packed: PackedWeights, model: PackedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert packed.write(model, made_weights())
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert_equal(packed.read(model), made_weights())
+    assert caplog.text == ""
+
+
+def test_a_pipe_in_the_place_of_a_file_holds_up_nothing(
+    packed: PackedWeights, model: PackedModel, tmp_path: Path
+) -> None:
+    assert packed.write(model, made_weights())
+    path = kept_file(tmp_path)
+    path.unlink()
+    os.mkfifo(path, mode=0o600)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(packed.read, model)
+        done, _ = wait([reading], timeout=10)
+        if not done:
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # what it waits for
+    assert done and reading.result() is None
 
 
 def test_a_full_disk_costs_the_file_and_nothing_else(
