@@ -15,5 +15,5 @@ _NUM_DIGITS = 10  # OpenAI's
 def system_fingerprint(settings: Settings, info: EngineInfo) -> str:
     """The same after a restart, and on every machine that is set up alike."""
     arithmetic = (info.quantization, info.dtype, settings.kv_cache_dtype, info.attention_backend, info.device)
-    parts = (__version__, settings.model, *arithmetic)
+    parts = (__version__, settings.model, settings.dtype, *arithmetic)
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_NUM_DIGITS]

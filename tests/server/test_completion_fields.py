@@ -438,3 +438,5 @@ async def test_the_fingerprint_is_that_of_the_setup():
     assert (await complete(other, prompt="ab"))["system_fingerprint"] != fingerprint
     renamed = (await response_of(engine, make_app(engine, model="other"), prompt="ab")).json()
     assert renamed["system_fingerprint"] != fingerprint
+    half = (await response_of(engine, make_app(engine, dtype="bfloat16"), prompt="ab")).json()
+    assert half["system_fingerprint"] != fingerprint  # with other weights, beside a cache of the same type
