@@ -22,6 +22,7 @@ MAX_TOKENS = 2048  # of a prompt of 1,024 words (at most 1,600 tokens) and its a
 START_SECONDS = 600.0  # vLLM may compile for minutes
 _RESUME_SECONDS = 30.0  # for a server that was held still to say that it is ready
 _IDLE_SECONDS = 1.0
+_SETTLE_SECONDS = 20.0  # within which a server that is ready ends what it has begun at its start
 _MOST_IDLE_PROCESSORS = 0.05  # what a server may take for itself while another one is measured
 
 
@@ -161,10 +162,18 @@ def loaded_server(plan: ServerPlan) -> Iterator[LoadedServer]:
             model, version = _identity(plan, process.url)
         except (httpx.HTTPError, KeyError, IndexError) as error:
             raise ServerDidNotStart(f"{plan.name} did not say what it is: {error}") from error
+        yield LoadedServer(plan, process, port, model, version, start_seconds, _idle_processors(process))
+
+
+def _idle_processors(process: ServerProcess) -> float:
+    """Processors that it keeps busy with nothing to do: the first second that is quiet, or the last that was waited."""
+    end = time.monotonic() + _SETTLE_SECONDS
+    while True:
         before = process.processor_seconds()
         time.sleep(_IDLE_SECONDS)
         idle = (process.processor_seconds() - before) / _IDLE_SECONDS
-        yield LoadedServer(plan, process, port, model, version, start_seconds, idle)
+        if idle <= _MOST_IDLE_PROCESSORS or time.monotonic() > end:
+            return idle
 
 
 def _identity(plan: ServerPlan, url: str) -> tuple[str, str]:

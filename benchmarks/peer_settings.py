@@ -30,12 +30,10 @@ from benchmarks.peers import NUM_SLOTS, Measurement
 from server.model_store import resolve
 
 POINTS = (
-    Point("completions", 128, 64, 1, num_jobs=2, num_rounds=2),
-    Point("completions", 128, 64, 8, num_jobs=8, num_rounds=2),
+    Point("completions", 128, 64, 1, num_jobs=3, num_rounds=1),
+    Point("completions", 128, 64, 8, num_jobs=8, num_rounds=1),
     Point("completions", 128, 64, 32, num_jobs=32, num_rounds=1),
-    Point("completions", 1024, 64, 1, num_jobs=2, num_rounds=1),
     Point("completions", 1024, 64, 8, num_jobs=8, num_rounds=1),
-    Point("chats", 800, 64, 8, num_jobs=8, num_rounds=1),
 )
 # By the words that say how it differs from what peers.py starts.
 LLAMA_SETTINGS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
