@@ -17,14 +17,15 @@ CODE_CENTRE = 128  # the 8-bit code of zero
 class QuantizedWeight:
     """Weight of a linear layer, [out_features, in_features]: value = scale * code + minimum.
 
-    A 4-bit weight has a minimum for each group; an 8-bit one has codes around CODE_CENTRE, so that its minimum is
-    -CODE_CENTRE * scale. Panel p holds the outputs from p * PANEL on; what lies past the last output counts as zero.
+    A 4-bit weight has a scale and a minimum for each group of inputs. An 8-bit one has codes around CODE_CENTRE, so
+    that its minimum is -CODE_CENTRE * scale, and a scale for each group or one for each output. Panel p holds the
+    outputs from p * PANEL on; what lies past the last output counts as zero.
 
     Attributes:
         codes: [num_panels, num_groups, GROUP_SIZE * PANEL * bits / 8] uint8, contiguous. Of 8 bits, byte
             (s * PANEL + o) * STEP + i of a panel's group is input s * STEP + i of the group and output o of the panel.
             Of 4 bits, byte (s * PANEL + o) * STEP + i holds steps 2 s (low half) and 2 s + 1 (high half).
-        scales: [num_panels, num_groups, PANEL] float16, contiguous.
+        scales: [num_panels, num_groups, PANEL] float16, contiguous; [num_panels, 1, PANEL] of one for each output.
         minimums: the same of a 4-bit weight; None of an 8-bit one.
         out_features: rows of the weight.
     """
@@ -42,7 +43,7 @@ class QuantizedWeight:
     @property
     def in_features(self) -> int:
         """Columns of the weight."""
-        return self.scales.shape[1] * GROUP_SIZE
+        return self.codes.shape[1] * GROUP_SIZE
 
     @property
     def num_bytes(self) -> int:
@@ -52,12 +53,12 @@ class QuantizedWeight:
 
     def dequantize(self) -> torch.Tensor:  # [out_features, in_features] float32
         """The values that the codes stand for."""
-        num_panels, num_groups, _ = self.scales.shape
+        num_panels, num_groups, _ = self.codes.shape
         steps = self.codes.view(num_panels, num_groups, -1, PANEL, STEP)
         if self.bits == 4:
             steps = torch.stack((steps & 15, steps >> 4), dim=3).flatten(2, 3)
         codes = steps.permute(0, 3, 1, 2, 4).reshape(num_panels, PANEL, num_groups, GROUP_SIZE).float()
-        scales = self.scales.float().transpose(1, 2)[..., None]  # [num_panels, PANEL, num_groups, 1]
+        scales = self.scales.float().transpose(1, 2)[..., None]  # [num_panels, PANEL, num_groups or 1, 1]
         if self.minimums is None:
             values = (codes - CODE_CENTRE) * scales
         else:
@@ -67,13 +68,13 @@ class QuantizedWeight:
 
 def pack(
     codes: torch.Tensor,  # [out_features, in_features] uint8
-    scales: torch.Tensor,  # [out_features, num_groups]
+    scales: torch.Tensor,  # [out_features, num_groups]; [out_features, 1] = one for each output
     minimums: torch.Tensor | None,  # [out_features, num_groups]; None = 8-bit codes around CODE_CENTRE
 ) -> QuantizedWeight:
     """Lay codes out in panels. With minimums the codes must be below 16."""
     out_features, in_features = codes.shape
-    num_groups = scales.shape[1]
-    assert in_features == num_groups * GROUP_SIZE
+    num_groups = in_features // GROUP_SIZE
+    assert in_features == num_groups * GROUP_SIZE and scales.shape[1] in (1, num_groups)
     padding = -out_features % PANEL
     panels = torch.nn.functional.pad(codes, (0, 0, 0, padding)).view(-1, PANEL, num_groups, GROUP_SIZE // STEP, STEP)
     steps = panels.permute(0, 2, 3, 1, 4)  # [num_panels, num_groups, GROUP_SIZE / STEP, PANEL, STEP]
@@ -82,7 +83,7 @@ def pack(
 
     def by_panel(x: torch.Tensor) -> torch.Tensor:
         padded = torch.nn.functional.pad(x.half(), (0, 0, 0, padding))
-        return padded.view(-1, PANEL, num_groups).transpose(1, 2).contiguous()
+        return padded.view(-1, PANEL, x.shape[1]).transpose(1, 2).contiguous()
 
     return QuantizedWeight(
         codes=steps.contiguous().view(len(panels), num_groups, -1),
@@ -92,23 +93,25 @@ def pack(
     )
 
 
-def quantize(weight: torch.Tensor) -> QuantizedWeight:
+def quantize(weight: torch.Tensor, *, by_output: bool = False) -> QuantizedWeight:
     """Round a weight to 8-bit codes; see `round_to_codes`."""
-    return pack(*round_to_codes(weight), None)
+    return pack(*round_to_codes(weight, by_output=by_output), None)
 
 
-def round_to_codes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round to 8-bit codes, symmetric around zero in each group.
+def round_to_codes(weight: torch.Tensor, *, by_output: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round to 8-bit codes, symmetric around zero in each group, or in all inputs of an output.
 
     The scale is max|w| / 127 as float16 has it, and codes are relative to that rounded scale.
 
     Args:
         weight: [out_features, in_features], of any floating dtype.
+        by_output: one scale for each output instead of one for each of its groups.
 
     Returns:
-        Codes around CODE_CENTRE, [out_features, in_features] uint8, and scales, [out_features, num_groups] float16.
+        Codes around CODE_CENTRE, [out_features, in_features] uint8, and scales, [out_features, num_groups] float16 (or
+        [out_features, 1]).
     """
-    groups = weight.float().unflatten(1, (-1, GROUP_SIZE))  # [out_features, num_groups, GROUP_SIZE]
+    groups = weight.float().unflatten(1, (-1, weight.shape[1] if by_output else GROUP_SIZE))
     scales = (groups.abs().amax(dim=-1) / 127.0).half()
     divisors = scales.float()[..., None]
     codes = torch.where(divisors > 0, groups / divisors, 0.0).round().clamp(-127, 127)

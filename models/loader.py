@@ -22,7 +22,7 @@ from models.hf_config import read_hf_config
 from models.layers import Slots
 from models.native_layers import native_layers
 from models.packed_weights import MIN_BYTES, PackedModel, PackedShape, PackedWeights
-from models.quantization import CodedRows, Quantization, can_quantize, quantize_weight, weight_bits
+from models.quantization import CodedRows, Quantization, can_quantize, has_scale_by_output, quantize_weight, weight_bits
 from models.safetensors_checkpoint import SafetensorsCheckpoint
 
 __all__ = ["load_model", "read_config"]
@@ -128,7 +128,12 @@ def _quantize(
     fused_weights = [fused for fused in decoder.fused_weights() if can_quantize(fused.shape)]
     sources = [[checkpoint.source_name(name) for name in fused.names] for fused in fused_weights]
     shapes = tuple(
-        PackedShape(fused.names[0], *fused.shape, weight_bits(checkpoint, names, quantization))
+        PackedShape(
+            fused.names[0],
+            *fused.shape,
+            weight_bits(checkpoint, names, quantization),
+            has_scale_by_output(quantization),
+        )
         for fused, names in zip(fused_weights, sources, strict=True)
     )
     model = PackedModel(checkpoint.path, tuple(checkpoint.files), quantization, shapes)

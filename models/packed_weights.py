@@ -25,7 +25,7 @@ import torch
 from kernels.quantized_weight import GROUP_SIZE, PANEL, QuantizedWeight
 
 # Counts changes of the layout in kernels/quantized_weight.py and of how values are rounded; older files are made again.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 
 MIN_BYTES = 16 << 20  # of weights that are worth a file: less is rounded in a fraction of a second
 _MAX_FILES = 16

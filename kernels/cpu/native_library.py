@@ -142,7 +142,7 @@ class QuantizedWeightArgs(ctypes.Structure):
 
     _fields_ = (
         *_fields(ctypes.c_void_p, "codes", "scales", "minimums", "bias"),
-        *_fields(ctypes.c_int64, "num_outputs", "in_features"),
+        *_fields(ctypes.c_int64, "num_outputs", "in_features", "num_scales"),
     )
 
 

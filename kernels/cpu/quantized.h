@@ -27,10 +27,11 @@ struct QuantizedRows {
 
 struct QuantizedWeight {
   const uint8_t* codes;      // [num_panels, num_groups, 32 * 16 * bits / 8]
-  const uint16_t* scales;    // [num_panels, num_groups, 16] float16
+  const uint16_t* scales;    // [num_panels, num_scales, 16] float16
   const uint16_t* minimums;  // the same of a 4-bit weight; null of an 8-bit one
   const float* bias;         // [num_outputs], or null
   int64_t num_outputs, in_features;
+  int64_t num_scales;  // of an output: one for each group, or one for all of an 8-bit weight
 };
 
 struct QuantizedLinearArgs {

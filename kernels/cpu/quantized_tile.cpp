@@ -83,11 +83,15 @@ void store_row(const QuantizedWeight& weight, const FloatVec* total, int64_t out
   }
 }
 
+// How the codes of a weight are scaled.
+enum class Scaling { kFourBitGroups, kEightBitGroups, kEightBitOutputs };
+
 // The products of Rows rows of one tile, from `row` on, with Panels panels from `panel` on.
-template <int Rows, int Panels, int Bits>
+template <int Rows, int Panels, Scaling Format>
 void multiply_tile(const QuantizedWeight& weight, const QuantizedRows& rows, int64_t row, int64_t panel, float* out,
                    int64_t stride) {
   constexpr int Columns = Panels * kVectors;
+  constexpr int Bits = Format == Scaling::kFourBitGroups ? 4 : 8;
   constexpr int64_t group_bytes = kGroup * kPanel * Bits / 8;
   // The lines of the weight that a few rows use are gone before the processor's own prefetchers have found them.
   constexpr bool prefetches = Rows * Panels <= 8;
@@ -95,8 +99,8 @@ void multiply_tile(const QuantizedWeight& weight, const QuantizedRows& rows, int
   const int64_t tile_rows = kMaxRows == kRowTile ? Rows : place.num_rows;
   const int64_t num_groups = rows.num_groups, panel_bytes = num_groups * group_bytes;
   const uint8_t* codes = weight.codes + panel * panel_bytes;
-  const uint16_t* scales = weight.scales + panel * num_groups * kPanel;
-  const uint16_t* minimums = weight.minimums + panel * num_groups * kPanel;
+  const uint16_t* scales = weight.scales + panel * weight.num_scales * kPanel;
+  const uint16_t* minimums = weight.minimums + panel * weight.num_scales * kPanel;
   const int8_t* inputs = rows.codes + place.first_row * kGroup * num_groups + 4 * place.index;
   int64_t group = place.first_row * num_groups + place.index;  // of the first row
   FloatVec total[Rows][Columns] = {};
@@ -124,55 +128,67 @@ void multiply_tile(const QuantizedWeight& weight, const QuantizedRows& rows, int
       if constexpr (Bits == 4) inputs += 4 * tile_rows;
     }
     for (int c = 0; c < Columns; ++c) {
-      const int64_t of_group = c / kVectors * num_groups * kPanel + c % kVectors * kLanes;
-      const FloatVec scale = widen_halves(scales + of_group);
-      FloatVec minimum;
-      if constexpr (Bits == 4) minimum = widen_halves(minimums + of_group);
+      FloatVec scale, minimum;
+      const int64_t of_column = c / kVectors * num_groups * kPanel + c % kVectors * kLanes;
+      if constexpr (Format != Scaling::kEightBitOutputs) scale = widen_halves(scales + of_column);
+      if constexpr (Format == Scaling::kFourBitGroups) minimum = widen_halves(minimums + of_column);
       for (int r = 0; r < Rows; ++r) {
-        total[r][c] += __builtin_convertvector(sum[r][c], FloatVec) * rows.scales[group + r] * scale;
-        if constexpr (Bits == 4) total[r][c] += minimum * rows.sums[group + r];
+        const FloatVec exact = __builtin_convertvector(sum[r][c], FloatVec);
+        if constexpr (Format == Scaling::kEightBitOutputs) {
+          total[r][c] += exact * rows.scales[group + r];
+        } else {
+          total[r][c] += exact * rows.scales[group + r] * scale;
+          if constexpr (Format == Scaling::kFourBitGroups) total[r][c] += minimum * rows.sums[group + r];
+        }
       }
     }
     codes += group_bytes;
-    scales += kPanel;
-    minimums += kPanel;
+    if constexpr (Format != Scaling::kEightBitOutputs) scales += kPanel;
+    if constexpr (Format == Scaling::kFourBitGroups) minimums += kPanel;
     group += tile_rows;
+  }
+  if constexpr (Format == Scaling::kEightBitOutputs) {
+    for (int c = 0; c < Columns; ++c) {
+      const FloatVec scale = widen_halves(scales + c * kLanes);
+      for (int r = 0; r < Rows; ++r) total[r][c] *= scale;
+    }
   }
   for (int r = 0; r < Rows; ++r) store_row<Columns>(weight, total[r], panel * kPanel, out + r * stride);
 }
 
 // The task begins at a tile of rows, so that no register tile spans two of them.
-template <int Panels, int Bits>
+template <int Panels, Scaling Format>
 void multiply_rows(const QuantizedWeight& weight, const QuantizedRows& rows, const PanelTask& task, int64_t panel,
                    float* out, int64_t stride) {
   static_assert(kRowTile % kMaxRows == 0);
   int64_t row = task.first_row;
   const int64_t end = row + task.num_rows;
   for (; row + kMaxRows <= end; row += kMaxRows, out += kMaxRows * stride)
-    multiply_tile<kMaxRows, Panels, Bits>(weight, rows, row, panel, out, stride);
+    multiply_tile<kMaxRows, Panels, Format>(weight, rows, row, panel, out, stride);
   switch (end - row) {
-    case 5: multiply_tile<5, Panels, Bits>(weight, rows, row, panel, out, stride); break;
-    case 4: multiply_tile<4, Panels, Bits>(weight, rows, row, panel, out, stride); break;
-    case 3: multiply_tile<3, Panels, Bits>(weight, rows, row, panel, out, stride); break;
-    case 2: multiply_tile<2, Panels, Bits>(weight, rows, row, panel, out, stride); break;
-    case 1: multiply_tile<1, Panels, Bits>(weight, rows, row, panel, out, stride); break;
+    case 5: multiply_tile<5, Panels, Format>(weight, rows, row, panel, out, stride); break;
+    case 4: multiply_tile<4, Panels, Format>(weight, rows, row, panel, out, stride); break;
+    case 3: multiply_tile<3, Panels, Format>(weight, rows, row, panel, out, stride); break;
+    case 2: multiply_tile<2, Panels, Format>(weight, rows, row, panel, out, stride); break;
+    case 1: multiply_tile<1, Panels, Format>(weight, rows, row, panel, out, stride); break;
   }
 }
 
-template <int Bits>
+template <Scaling Format>
 void multiply_panels(const QuantizedWeight& weight, const QuantizedRows& rows, const PanelTask& task, float* out,
                      int64_t stride) {
   int64_t panel = task.first_panel;
   const int64_t end = panel + task.num_panels;
   for (; panel + kMaxPanels <= end; panel += kMaxPanels, out += kMaxPanels * kPanel)
-    multiply_rows<kMaxPanels, Bits>(weight, rows, task, panel, out, stride);
-  for (; panel < end; ++panel, out += kPanel) multiply_rows<1, Bits>(weight, rows, task, panel, out, stride);
+    multiply_rows<kMaxPanels, Format>(weight, rows, task, panel, out, stride);
+  for (; panel < end; ++panel, out += kPanel) multiply_rows<1, Format>(weight, rows, task, panel, out, stride);
 }
 
 void multiply(const QuantizedWeight& weight, const QuantizedRows& rows, const PanelTask& task, float* out,
               int64_t stride) {
-  if (weight.minimums) multiply_panels<4>(weight, rows, task, out, stride);
-  else multiply_panels<8>(weight, rows, task, out, stride);
+  if (weight.minimums) multiply_panels<Scaling::kFourBitGroups>(weight, rows, task, out, stride);
+  else if (weight.num_scales == rows.num_groups) multiply_panels<Scaling::kEightBitGroups>(weight, rows, task, out, stride);
+  else multiply_panels<Scaling::kEightBitOutputs>(weight, rows, task, out, stride);
 }
 
 void read_output(const QuantizedWeight& weight, int64_t output, float factor, float* values) {
@@ -181,8 +197,9 @@ void read_output(const QuantizedWeight& weight, int64_t output, float factor, fl
   for (int64_t g = 0; g < num_groups; ++g) {
     const int64_t group = panel * num_groups + g;
     const uint8_t* codes = weight.codes + group * group_bytes + 4 * lane;
-    const float scale = widen_one(Float16{weight.scales[group * kPanel + lane]});
-    const float minimum = bits == 4 ? widen_one(Float16{weight.minimums[group * kPanel + lane]}) : 0.0f;
+    const int64_t place = (panel * weight.num_scales + (weight.num_scales > 1 ? g : 0)) * kPanel + lane;
+    const float scale = widen_one(Float16{weight.scales[place]});
+    const float minimum = bits == 4 ? widen_one(Float16{weight.minimums[place]}) : 0.0f;
     for (int64_t k = 0; k < kGroup; ++k) {
       const int64_t step = k / 4;
       const int code = bits == 8 ? codes[step * kStepBytes + k % 4] - 128

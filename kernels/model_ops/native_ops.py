@@ -246,6 +246,7 @@ def quantized_weight_args(weight: QuantizedWeight, bias: torch.Tensor | None) ->
         bias=None if bias is None else _pointer(bias),
         num_outputs=weight.out_features,
         in_features=weight.in_features,
+        num_scales=weight.scales.shape[1],
     )
 
 

@@ -17,7 +17,7 @@ row_counts = st.sampled_from([1, 2, 5, 6, 7, 12, 13, 95, 97, 200])
 output_counts = st.sampled_from([1, 15, 16, 17, 32, 49, 130, 300])
 group_counts = st.sampled_from([1, 2, 3, 18, 48])
 instruction_sets = st.sampled_from(list(INSTRUCTION_SETS))
-bit_widths = st.sampled_from([4, 8])
+formats = st.sampled_from(["4 bits", "8 bits", "8 bits by output"])
 seeds = st.integers(0, 2**32)
 
 
@@ -41,24 +41,31 @@ def available(instruction_set: str) -> NativeOps:
 
 
 def random_codes(
-    generator: torch.Generator, num_outputs: int, num_groups: int, bits: int
+    generator: torch.Generator, num_outputs: int, num_groups: int, form: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Codes of the whole range, the largest products among them, and scales and minimums of either sign."""
     shape, places = (num_outputs, num_groups * GROUP_SIZE), (num_outputs, num_groups)
-    lowest, end = (0, 16) if bits == 4 else (1, 256)
+    lowest, end = (0, 16) if form == "4 bits" else (1, 256)
     codes = torch.randint(lowest, end, shape, generator=generator, dtype=torch.uint8)
     extreme = torch.rand(places, generator=generator).repeat_interleave(GROUP_SIZE, 1) < 0.2
     codes[extreme] = end - 1
     scales = torch.randn(places, generator=generator).half()
-    return codes, scales, torch.randn(places, generator=generator).half() if bits == 4 else None
+    if form == "8 bits by output":
+        scales = scales[:, :1].contiguous()
+    return codes, scales, torch.randn(places, generator=generator).half() if form == "4 bits" else None
+
+
+def by_input(of_groups: torch.Tensor, in_features: int) -> torch.Tensor:
+    """Scales or minimums, of each input."""
+    return of_groups.double().repeat_interleave(in_features // of_groups.shape[1], 1)
 
 
 def values(codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None) -> torch.Tensor:
     """What a weight means, in float64."""
-    of_group = scales.double().repeat_interleave(GROUP_SIZE, 1)
+    of_group = by_input(scales, codes.shape[1])
     if minimums is None:
         return (codes.double() - CODE_CENTRE) * of_group
-    return codes.double() * of_group + minimums.double().repeat_interleave(GROUP_SIZE, 1)
+    return codes.double() * of_group + by_input(minimums, codes.shape[1])
 
 
 def exact_inputs(generator: torch.Generator, num_rows: int, num_groups: int) -> torch.Tensor:
@@ -72,33 +79,35 @@ def exact_inputs(generator: torch.Generator, num_rows: int, num_groups: int) -> 
 
 
 @settings(deadline=None, max_examples=80)
-@given(row_counts, output_counts, group_counts, bit_widths, st.booleans(), instruction_sets, seeds)
+@given(row_counts, output_counts, group_counts, formats, st.booleans(), instruction_sets, seeds)
 def test_product(
-    num_rows: int, num_outputs: int, num_groups: int, bits: int, has_bias: bool, instruction_set: str, seed: int
+    num_rows: int, num_outputs: int, num_groups: int, form: str, has_bias: bool, instruction_set: str, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    codes, scales, minimums = random_codes(generator, num_outputs, num_groups, bits)
+    codes, scales, minimums = random_codes(generator, num_outputs, num_groups, form)
     inputs = exact_inputs(generator, num_rows, num_groups)
     bias = torch.randn(num_outputs, generator=generator) if has_bias else None
     weight = pack(codes, scales, minimums)
-    assert weight.bits == bits and torch.equal(weight.dequantize().double(), values(codes, scales, minimums).float())
+    assert weight.bits == int(form[0]) and torch.equal(
+        weight.dequantize().double(), values(codes, scales, minimums).float()
+    )
     out = available(instruction_set).linear(inputs, weight, bias)
     # The sum that would come out were no term to cancel another: what rounding errors are relative to.
-    size = inputs.double().abs() @ (codes.double() * scales.double().abs().repeat_interleave(GROUP_SIZE, 1)).T
+    size = inputs.double().abs() @ (codes.double() * by_input(scales.abs(), codes.shape[1])).T
     if minimums is not None:
-        size += inputs.double().abs() @ minimums.double().abs().repeat_interleave(GROUP_SIZE, 1).T
+        size += inputs.double().abs() @ by_input(minimums.abs(), codes.shape[1]).T
     expected = inputs.double() @ values(codes, scales, minimums).T + (0 if bias is None else bias.double())
     assert ((out.double() - expected).abs() <= 1e-6 * (size + expected.abs())).all()
 
 
 @settings(deadline=None, max_examples=40)
-@given(row_counts, output_counts, group_counts, bit_widths, instruction_sets, seeds)
+@given(row_counts, output_counts, group_counts, formats, instruction_sets, seeds)
 def test_inputs_are_rounded_to_the_nearest_step(
-    num_rows: int, num_outputs: int, num_groups: int, bits: int, instruction_set: str, seed: int
+    num_rows: int, num_outputs: int, num_groups: int, form: str, instruction_set: str, seed: int
 ) -> None:
     """An input is off by half a step at most, of 127 steps from zero to the largest of its group."""
     generator = torch.Generator().manual_seed(seed)
-    weight = pack(*random_codes(generator, num_outputs, num_groups, bits))
+    weight = pack(*random_codes(generator, num_outputs, num_groups, form))
     inputs = torch.randn(num_rows, num_groups * GROUP_SIZE, generator=generator)
     half_steps = inputs.double().unflatten(1, (num_groups, GROUP_SIZE)).abs().amax(-1) / 127 / 2
     out = available(instruction_set).linear(inputs, weight, None)
@@ -108,12 +117,12 @@ def test_inputs_are_rounded_to_the_nearest_step(
 
 
 @settings(deadline=None, max_examples=40)
-@given(row_counts, output_counts, group_counts, bit_widths, instruction_sets, seeds)
+@given(row_counts, output_counts, group_counts, formats, instruction_sets, seeds)
 def test_rows_do_not_depend_on_company(
-    num_rows: int, num_outputs: int, num_groups: int, bits: int, instruction_set: str, seed: int
+    num_rows: int, num_outputs: int, num_groups: int, form: str, instruction_set: str, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    weight = pack(*random_codes(generator, num_outputs, num_groups, bits))
+    weight = pack(*random_codes(generator, num_outputs, num_groups, form))
     inputs = torch.randn(num_rows, num_groups * GROUP_SIZE, generator=generator)
     ops = available(instruction_set)
     torch.set_num_threads(3)
@@ -125,9 +134,9 @@ def test_rows_do_not_depend_on_company(
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_embed(bits: int, instruction_set: str) -> None:
-    weight = pack(*random_codes(torch.Generator().manual_seed(bits), 50, 3, bits))
+@pytest.mark.parametrize("form", ["4 bits", "8 bits", "8 bits by output"])
+def test_embed(form: str, instruction_set: str) -> None:
+    weight = pack(*random_codes(torch.Generator().manual_seed(3), 50, 3, form))
     ids = torch.tensor([3, 49, 0, 3])
     rows = available(instruction_set).embed(ids, weight)
     assert torch.equal(rows, weight.dequantize()[ids])
@@ -159,3 +168,7 @@ def test_rounding_a_weight() -> None:
     assert ((rounded - weight).abs() <= 0.51 * step.repeat_interleave(GROUP_SIZE, 1)).all()
     again = quantize(rounded)
     assert torch.equal(again.dequantize(), rounded) and isinstance(again, QuantizedWeight)
+    by_output = quantize(weight, by_output=True)
+    assert by_output.scales.shape[1] == 1 < again.scales.shape[1]
+    steps = weight.abs().amax(-1, keepdim=True) / 127
+    assert ((by_output.dequantize() - weight).abs() <= 0.51 * steps).all()
