@@ -125,7 +125,7 @@ class Settings(BaseSettings):
     max_log_len: int = Field(2048, ge=0, le=1 << 20, description="Most bytes of a body that are logged.")
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of weights and KV cache; auto: float32 on a CPU, bfloat16 on a GPU."
+        "auto", description="Type of weights and KV cache, if not rounded; auto: float32 on a CPU, bfloat16 on a GPU."
     )
     quantization: Literal["auto", "none", "int8", "gguf"] = Field(
         "auto",
@@ -157,10 +157,7 @@ class Settings(BaseSettings):
         None, ge=1, le=1 << 30, description="Number of KV blocks, instead of what fits in memory."
     )
     kv_cache_memory: ByteSize | None = Field(
-        None,
-        ge=1,
-        le=1 << 50,
-        description="Memory for the KV cache, in bytes or such as 2GiB; by default part of what is free.",
+        None, ge=1, le=1 << 50, description="Bytes for the KV cache, or such as 2GiB; by default part of what is free."
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Part of the GPU's memory for weights, activations and KV cache together."
@@ -344,10 +341,12 @@ def engine_environment() -> dict[str, str]:
     """The environment of the engine process: it finds our packages, and runs few OpenMP threads, which spin little.
 
     The edge shares the engine's cores, and a thread that spins on a core another one needs holds up the whole step.
+    OpenMP would complain of a variable that is set to nothing, and take all cores: it counts as unset, as ours do.
     """
     packages = str(Path(__file__).parents[1])  # a checkout that is not installed is importable there too
     path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
-    return {"GOMP_SPINCOUNT": "1000", **openmp_defaults(), **os.environ, "PYTHONPATH": path}
+    own = {name: value for name, value in os.environ.items() if value or not name.startswith(("OMP_", "GOMP_"))}
+    return {"GOMP_SPINCOUNT": "1000", **openmp_defaults(), **own, "PYTHONPATH": path}
 
 
 def suggestion(name: str, known: list[str]) -> str:

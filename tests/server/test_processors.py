@@ -90,3 +90,7 @@ def test_what_the_user_sets_goes_before_the_quota(monkeypatch: pytest.MonkeyPatc
     assert engine_environment()["OMP_NUM_THREADS"] == "3"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert engine_environment()["OMP_NUM_THREADS"] == "5"
+    monkeypatch.setenv("OMP_NUM_THREADS", "")  # as deployment files pass what is not set
+    assert engine_environment()["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setattr("server.config.openmp_defaults", dict)
+    assert "OMP_NUM_THREADS" not in engine_environment()
