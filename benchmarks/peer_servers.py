@@ -68,7 +68,7 @@ def llama_plan(program: Path, gguf: Path, num_slots: int, extra: Sequence[str]) 
     """llama.cpp's server on the same file, with a slot for every client."""
     cores = str(_num_cores())
     flags = ["--model", str(gguf), "--threads", cores, "--threads-batch", cores, "--parallel", str(num_slots)]
-    flags += ["--kv-unified", "--ctx-size", str(num_slots * MAX_TOKENS)]
+    flags += ["--no-kv-unified", "--ctx-size", str(num_slots * MAX_TOKENS)]
     return ServerPlan(
         name="llama.cpp",
         program=(str(program),),
@@ -77,8 +77,8 @@ def llama_plan(program: Path, gguf: Path, num_slots: int, extra: Sequence[str]) 
         ready_path="/health",
         version_path="/props",
         version_key="build_info",
-        why="a thread for each core; a slot for each client, and one KV cache for all slots, so that a client alone "
-        "does not pay for the others' room; room for every slot's longest request",
+        why="a thread for each core; a slot for each client with a KV cache of its own, so that no request attends over "
+        "the others' keys; room for every slot's longest request",
     )
 
 

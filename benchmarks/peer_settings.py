@@ -38,9 +38,9 @@ POINTS = (
 # By the words that say how it differs from what peers.py starts.
 LLAMA_SETTINGS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "as it is": ((), {}),
-    "a cache for each slot": (("--no-kv-unified",), {}),
+    "one cache for all slots": (("--kv-unified",), {}),
     "no flash attention": (("--flash-attn", "off"), {}),
-    "a cache for each slot, no flash attention": (("--no-kv-unified", "--flash-attn", "off"), {}),
+    "one cache for all slots, no flash attention": (("--kv-unified", "--flash-attn", "off"), {}),
     "threads that sleep at barriers": ((), {"OMP_WAIT_POLICY": "passive"}),
 }
 VLLM_SETTINGS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {

@@ -36,7 +36,7 @@ def test_settings_differ_from_what_is_started_by_what_they_say(tmp_path, monkeyp
     assert peer_settings.main() == 0
     for commands in asked:
         assert len(set(commands)) == len(commands)
-    assert any(command.endswith("--no-kv-unified --flash-attn off") for command in asked[0])
+    assert any(command.endswith("--kv-unified --flash-attn off") for command in asked[0])
     assert any(command.startswith("OMP_WAIT_POLICY=passive llama-server") for command in asked[0])
     assert [command.rpartition(" ")[2] for command in asked[1]] == ["bfloat16", "float32", "bfloat16"]
     assert (tmp_path / "peer_settings.json").exists()
