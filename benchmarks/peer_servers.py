@@ -77,8 +77,8 @@ def llama_plan(program: Path, gguf: Path, num_slots: int, extra: Sequence[str]) 
         ready_path="/health",
         version_path="/props",
         version_key="build_info",
-        why="a thread for each core; a slot for each client with a KV cache of its own, so that no request attends over "
-        "the others' keys; room for every slot's longest request",
+        why="a thread for each core; a slot for each client with a KV cache of its own, so that no request attends "
+        "over the others' keys; room for every slot's longest request",
     )
 
 
