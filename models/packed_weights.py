@@ -88,9 +88,10 @@ class PackedWeights:
         They lie in memory of their own, in huge pages where the system has them: through a memory map a file that is
         cut short would end the process, and products read small pages a fifth more slowly.
         """
-        layout = _Layout(model)
-        path = self._folder / layout.file_name
+        path = self._folder
         try:
+            layout = _Layout(model)
+            path = self._folder / layout.file_name
             with _opened(path) as file:
                 data = self._verified(layout, file)
                 if data is None:
@@ -103,6 +104,7 @@ class PackedWeights:
         except OSError as error:
             logger.warning("Packed weights in %s are not used: %s.", path, error.strerror or error)
             return None
+        self._remove_old(layout)
         return layout.weights(data)
 
     def write(self, model: PackedModel, weights: Iterable[QuantizedWeight | None]) -> bool:
@@ -110,9 +112,9 @@ class PackedWeights:
 
         Nothing is where one of them is None. Raises what making a weight raises. Unfinished files are never read.
         """
-        layout = _Layout(model)
         unfinished: Path | None = None
         try:
+            layout = _Layout(model)
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _refuse_others(self._folder.stat())
             descriptor, name = tempfile.mkstemp(prefix=f".{layout.file_name}.", suffix=".tmp", dir=self._folder)
@@ -135,15 +137,14 @@ class PackedWeights:
                 "you alone can write to, with %d MB free.",
                 self._folder,
                 error.strerror or error,
-                layout.num_bytes // 10**6,
+                model.num_bytes // 10**6,
             )
             return False
         finally:
             if unfinished is not None:
                 with suppress(OSError):
                     unfinished.unlink()
-        with suppress(OSError):  # another server may do the same
-            self._remove_old(layout)
+        self._remove_old(layout)
         return True
 
     def _verified(self, layout: "_Layout", descriptor: int) -> mmap.mmap | None:
@@ -173,13 +174,14 @@ class PackedWeights:
 
     def _remove_old(self, layout: "_Layout") -> None:
         """Files of the same model in another state, all but the last that were used, and what was never finished."""
-        kept = [path for path in self._folder.glob("*.safetensors") if not layout.replaces(path.name)]
-        kept = sorted(kept, key=lambda path: path.stat().st_mtime)[-_MAX_FILES:]
-        for path in self._folder.iterdir():
-            is_packed = path.suffix == ".safetensors" and path not in kept
-            is_abandoned = path.suffix == ".tmp" and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS
-            if is_packed or is_abandoned:
-                path.unlink(missing_ok=True)
+        with suppress(OSError):  # another server may do the same
+            kept = [path for path in self._folder.glob("*.safetensors") if not layout.replaces(path.name)]
+            kept = sorted(kept, key=lambda path: path.stat().st_mtime)[-_MAX_FILES:]
+            for path in self._folder.iterdir():
+                is_packed = path.suffix == ".safetensors" and path not in kept
+                is_abandoned = path.suffix == ".tmp" and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS
+                if is_packed or is_abandoned:
+                    path.unlink(missing_ok=True)
 
 
 class _Layout:

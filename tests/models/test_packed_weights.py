@@ -231,6 +231,15 @@ def test_a_folder_that_cannot_be_made(model: PackedModel, tmp_path: Path) -> Non
     assert not packed.write(model, made_weights())
 
 
+def test_a_model_whose_file_is_gone_fails_no_start(
+    packed: PackedWeights, model: PackedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model.path.unlink()  # its weights are still mapped
+    assert packed.read(model) is None
+    assert not packed.write(model, made_weights())
+    assert "No such file or directory" in caplog.text and files_of(tmp_path / "home" / "packed") == []
+
+
 def test_an_error_in_the_making_leaves_nothing(packed: PackedWeights, model: PackedModel, tmp_path: Path) -> None:
     def weights():
         yield made_weights()[0]
@@ -274,6 +283,9 @@ def test_the_folder_is_bounded(
     assert packed.write(models[2], made_weights())
     assert [path.name[0] for path in files_of(folder)] == [".", "0", "2"]
     assert unfinished.exists()
+    os.utime(unfinished, (0, 0))  # the rest of a start that was ended while it wrote
+    assert packed.read(models[2]) is not None
+    assert not unfinished.exists()
 
 
 def load(path: Path, packed: PackedWeights | None) -> Decoder:
