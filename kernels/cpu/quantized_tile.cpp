@@ -71,16 +71,11 @@ void quantize(const float* inputs, int64_t first_group, int64_t num_groups, cons
 
 // ---- products ----
 
-template <int Columns>
-void store_row(const QuantizedWeight& weight, const FloatVec* total, int64_t output, float* out) {
-  for (int c = 0; c < Columns; ++c, output += kLanes, out += kLanes) {
-    const int64_t count = weight.num_outputs - output;
-    if (count >= kLanes) {
-      store(out, weight.bias ? total[c] + load(weight.bias + output) : total[c]);
-    } else {
-      for (int64_t i = 0; i < count; ++i) out[i] = total[c][i] + (weight.bias ? weight.bias[output + i] : 0.0f);
-    }
-  }
+// Stores rows of whole panels but for what lies past the last output. Apart from the tile, so that its registers stay so.
+template <int Rows, int Columns>
+__attribute__((noinline)) void store_part(const float (&values)[Rows][Columns * kLanes], int64_t count, float* out,
+                                          int64_t stride) {
+  for (int r = 0; r < Rows; ++r) memcpy(out + r * stride, values[r], count * sizeof(float));
 }
 
 // How the codes of a weight are scaled.
@@ -103,7 +98,9 @@ void multiply_tile(const QuantizedWeight& weight, const QuantizedRows& rows, int
   const uint16_t* minimums = weight.minimums + panel * weight.num_scales * kPanel;
   const int8_t* inputs = rows.codes + place.first_row * kGroup * num_groups + 4 * place.index;
   int64_t group = place.first_row * num_groups + place.index;  // of the first row
-  FloatVec total[Rows][Columns] = {};
+  FloatVec total[Rows][Columns];
+  for (int r = 0; r < Rows; ++r)
+    for (int c = 0; c < Columns; ++c) total[r][c] = FloatVec{};
   for (int64_t g = 0; g < num_groups; ++g) {
     IntVec sum[Rows][Columns];
     for (int r = 0; r < Rows; ++r)
@@ -153,7 +150,24 @@ void multiply_tile(const QuantizedWeight& weight, const QuantizedRows& rows, int
       for (int r = 0; r < Rows; ++r) total[r][c] *= scale;
     }
   }
-  for (int r = 0; r < Rows; ++r) store_row<Columns>(weight, total[r], panel * kPanel, out + r * stride);
+  const int64_t first_output = panel * kPanel, count = weight.num_outputs - first_output;
+  if (count < Panels * kPanel) {
+    float values[Rows][Columns * kLanes];
+    for (int c = 0; c < Columns; ++c) {
+      const int64_t past = c * kLanes, width = max_of(0, min_of(kLanes, count - past));
+      const FloatVec bias = weight.bias ? widen_partial(weight.bias + first_output + past, width) : FloatVec{};
+      for (int r = 0; r < Rows; ++r) store(&values[r][past], weight.bias ? total[r][c] + bias : total[r][c]);
+    }
+    store_part<Rows, Columns>(values, count, out, stride);
+    return;
+  }
+  for (int c = 0; c < Columns; ++c) {
+    if (weight.bias) {
+      const FloatVec bias = load(weight.bias + first_output + c * kLanes);
+      for (int r = 0; r < Rows; ++r) total[r][c] += bias;
+    }
+    for (int r = 0; r < Rows; ++r) store(out + r * stride + c * kLanes, total[r][c]);
+  }
 }
 
 // The task begins at a tile of rows, so that no register tile spans two of them.
