@@ -90,36 +90,41 @@ def load_model(
     _check(_slots(Decoder(config, dtype, torch.device("meta"), ops), checkpoint), checkpoint)
     decoder = Decoder(config, dtype, device, ops)
     slots = _slots(decoder, checkpoint)
-    progress = _Progress(on_progress, sum(checkpoint.num_bytes(name) for name in slots))
+    progress = _Progress(on_progress, {name: checkpoint.num_bytes(name) for name in slots})
     if quantization != "none":
-        for names in _quantize(decoder, checkpoint, quantization, packed):
+        for names in _quantize(decoder, checkpoint, quantization, packed, progress):
             for name in names:
                 del slots[name]
-                progress.add(checkpoint.num_bytes(name))
+            progress.add(names)
     for name, slot in slots.items():
         for start_row, piece in checkpoint.pieces(name):
             slot.write(start_row, piece)
-        progress.add(checkpoint.num_bytes(name))
+        progress.add([name])
     decoder.native_layers = native_layers(decoder)
     return decoder
 
 
 class _Progress:
-    """Tells how many bytes are done of how many in all."""
+    """Tells how many bytes are done of how many in all; what is done twice counts once."""
 
-    def __init__(self, on_progress: Callable[[int, int], None], total: int) -> None:
+    def __init__(self, on_progress: Callable[[int, int], None], num_bytes: dict[str, int]) -> None:
         self._on_progress = on_progress
+        self._to_do = dict(num_bytes)
         self._done = 0
-        self._total = total
-        self.add(0)
+        self._total = sum(num_bytes.values())
+        self.add([])
 
-    def add(self, num_bytes: int) -> None:
-        self._done += num_bytes
+    def add(self, names: Iterable[str]) -> None:
+        self._done += sum(self._to_do.pop(name, 0) for name in names)
         self._on_progress(self._done, self._total)
 
 
 def _quantize(
-    decoder: Decoder, checkpoint: Checkpoint, quantization: Quantization, packed: PackedWeights | None
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    quantization: Quantization,
+    packed: PackedWeights | None,
+    progress: _Progress,
 ) -> Iterator[list[str]]:
     """Put codes in the place of every matrix that can be had as such, and yield the names in the files of its tensors.
 
@@ -139,7 +144,9 @@ def _quantize(
     model = PackedModel(checkpoint.path, tuple(checkpoint.files), quantization, shapes)
 
     def made_weights() -> Iterator[QuantizedWeight | None]:
-        return (quantize_weight(checkpoint, names, quantization) for names in sources)
+        for names in sources:
+            yield quantize_weight(checkpoint, names, quantization)
+            progress.add(names)  # here too: to keep them, all are made before the first is used
 
     kept = None if packed is None else _kept_weights(model, packed, made_weights)
     weights = made_weights() if kept is None else (kept[fused.names[0]] for fused in fused_weights)

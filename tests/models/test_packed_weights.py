@@ -5,8 +5,10 @@ import hashlib
 import os
 import stat
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from safetensors import safe_open
 
 from kernels.model_ops.torch_ops import TorchOps
 from kernels.quantized_weight import QuantizedWeight, pack, quantize
-from models import packed_weights
+from models import packed_weights, quantization
 from models.decoder import Decoder
 from models.loader import load_model
 from models.packed_weights import FORMAT_VERSION, PackedModel, PackedShape, PackedWeights
@@ -288,9 +290,35 @@ def test_the_folder_is_bounded(
     assert not unfinished.exists()
 
 
-def load(path: Path, packed: PackedWeights | None) -> Decoder:
-    ops = TorchOps()
-    return load_model(path, torch.float32, torch.device("cpu"), ops, lambda done, total: None, "int8", packed)
+def load(
+    path: Path, packed: PackedWeights | None, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Decoder:
+    return load_model(path, torch.float32, torch.device("cpu"), TorchOps(), on_progress, "int8", packed)
+
+
+def test_progress_is_told_while_weights_are_packed(
+    packed: PackedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(build("llama"), tmp_path / "model")
+    monkeypatch.setattr("models.loader.MIN_BYTES", 0)
+    told: list[tuple[int, int]] = []
+    num_told = []
+    quantize_weight = quantization.quantize_weight
+
+    def quantize_later(*arguments: Any) -> QuantizedWeight | None:
+        num_told.append(len({done for done, _ in told}))
+        return quantize_weight(*arguments)
+
+    monkeypatch.setattr("models.loader.quantize_weight", quantize_later)
+    for keeps in (True, False):
+        monkeypatch.setattr(PackedWeights, "write", PackedWeights.write if keeps else lambda *_: False)
+        told.clear()
+        num_told.clear()
+        load(path, packed, lambda done, total: told.append((done, total)))
+        assert num_told == list(range(1, len(num_told) + 1))
+        assert told == sorted(told) and told[0][0] == 0 and told[-1][0] == told[-1][1]
+        for file in files_of(tmp_path / "home" / "packed"):
+            file.unlink()
 
 
 def test_a_second_start_rounds_nothing(packed: PackedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
