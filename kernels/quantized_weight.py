@@ -112,7 +112,10 @@ def round_to_codes(weight: torch.Tensor, *, by_output: bool = False) -> tuple[to
         [out_features, 1]).
     """
     groups = weight.float().unflatten(1, (-1, weight.shape[1] if by_output else GROUP_SIZE))
-    scales = (groups.abs().amax(dim=-1) / 127.0).half()
+    largest = groups.abs().amax(dim=-1)
+    scales = (largest / 127.0).half()
+    # A subnormal float16 has few bits: where the nearest would cut off more than half a step, the next one up.
+    scales = torch.where(largest > 127.5 * scales.float(), torch.nextafter(scales, scales.new_tensor(1.0)), scales)
     divisors = scales.float()[..., None]
     codes = torch.where(divisors > 0, groups / divisors, 0.0).round().clamp(-127, 127)
     return (codes + CODE_CENTRE).to(torch.uint8).flatten(1), scales

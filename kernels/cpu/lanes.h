@@ -35,6 +35,7 @@ FloatVec load(const float* p) { FloatVec v; memcpy(&v, p, sizeof v); return v; }
 void store(float* p, FloatVec v) { memcpy(p, &v, sizeof v); }
 FloatVec splat(float x) { return x - FloatVec{}; }  // x - 0 keeps the sign of -0, which x + 0 does not
 FloatVec max_of(FloatVec a, FloatVec b) { return a > b ? a : b; }
+IntVec max_of(IntVec a, IntVec b) { return a > b ? a : b; }
 FloatVec min_of(FloatVec a, FloatVec b) { return a < b ? a : b; }
 
 // ---- reductions over the lanes, as a tree of halves ----
@@ -58,13 +59,16 @@ auto lane_sum(Vec v) {
   return v[0];
 }
 
-float lane_max(FloatVec v) {
+// In every lane.
+template <typename Vec>
+Vec largest_lane(Vec v) {
   if constexpr (kLanes > 8) v = max_of(v, exchange_lanes<8>(v));
   if constexpr (kLanes > 4) v = max_of(v, exchange_lanes<4>(v));
   v = max_of(v, exchange_lanes<2>(v));
-  v = max_of(v, exchange_lanes<1>(v));
-  return v[0];
+  return max_of(v, exchange_lanes<1>(v));
 }
+
+float lane_max(FloatVec v) { return largest_lane(v)[0]; }
 
 // ---- element types of the query and the cache, converted to float32 on load ----
 

@@ -55,17 +55,14 @@ void quantize(const float* inputs, int64_t first_group, int64_t num_groups, cons
   int64_t group = place.first_row * rows.num_groups + first_group * place.num_rows + place.index;
   int8_t* codes = rows.codes + (group - place.index) * kGroup + 4 * place.index;
   for (int64_t g = 0; g < num_groups; ++g, inputs += kGroup, group += place.num_rows) {
-    FloatVec largest = {};
-    for (int64_t k = 0; k < kGroup; k += kLanes) {
-      const FloatVec x = load(inputs + k);
-      largest = max_of(largest, x < 0.0f ? -x : x);
-    }
-    const float limit = lane_max(largest);
+    IntVec largest = {};  // magnitudes as integers, in whose order NaN is above all numbers: it must not get lost
+    for (int64_t k = 0; k < kGroup; k += kLanes) largest = max_of(largest, (IntVec)load(inputs + k) & INT32_MAX);
+    const float limit = ((FloatVec)largest_lane(largest))[0];
     const int32_t sum = quantize_group(inputs, limit > 0.0f ? 127.0f / limit : 0.0f, codes, place.num_rows);
     codes += kGroup * place.num_rows;
     rows.scales[group] = limit / 127.0f;
     rows.sums[group] = limit / 127.0f * static_cast<float>(sum);
-    rows.offsets[group] = -128 * sum;
+    rows.offsets[group] = static_cast<int32_t>(-128u * static_cast<uint32_t>(sum));  // of a broken input any number
   }
 }
 

@@ -16,9 +16,9 @@ class Scratch {
  public:
   // At a 64-byte boundary, of arbitrary contents; null where the memory cannot be had.
   float* floats(int64_t count) {
-    if (count > capacity_) {
-      const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
-      buffer_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+    if (!buffer_ || count > capacity_) {
+      const size_t lines = (static_cast<size_t>(count) * sizeof(float) + 63) / 64;
+      buffer_.reset(static_cast<float*>(std::aligned_alloc(64, 64 * std::max<size_t>(1, lines))));
       capacity_ = buffer_ ? count : 0;
     }
     return buffer_.get();

@@ -1,6 +1,7 @@
 """Products with quantised weights: right on every instruction set, and bitwise the same in any company."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -156,7 +157,22 @@ def test_rows_that_do_not_follow_one_another() -> None:
 
 
 def test_no_rows() -> None:
-    assert NativeOps().linear(torch.empty(0, 64), quantize(torch.randn(33, 64)), None).shape == (0, 33)
+    weight = quantize(torch.randn(33, 64))
+    with ThreadPoolExecutor(1) as fresh_thread:  # its first product
+        assert fresh_thread.submit(NativeOps().linear, torch.empty(0, 64), weight, None).result().shape == (0, 33)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_a_broken_input_is_not_hidden(number: float, instruction_set: str) -> None:
+    """Wherever in its group it is, it reaches every output of its row, and no other row."""
+    ops, codes, scales = available(instruction_set), torch.randint(1, 16, (33, 64)).byte(), torch.rand(33, 2) + 0.1
+    for weight in (pack(codes, scales, -scales), pack(codes, scales, None)):
+        for place in range(GROUP_SIZE, 2 * GROUP_SIZE):
+            inputs = torch.randn(3, 64)
+            inputs[1, place] = number
+            assert ops.linear(inputs, weight, None).isfinite().all(1).tolist() == [True, False, True]
+            assert not ops.linear(inputs[1:2], weight, None).isfinite().any()
 
 
 def test_rounding_a_weight() -> None:
@@ -172,3 +188,10 @@ def test_rounding_a_weight() -> None:
     assert by_output.scales.shape[1] == 1 < again.scales.shape[1]
     steps = weight.abs().amax(-1, keepdim=True) / 127
     assert ((by_output.dequantize() - weight).abs() <= 0.51 * steps).all()
+
+
+def test_rounding_a_tiny_weight() -> None:
+    """Float16 has few bits for such scales, or none: a step more is lost at most, not the weight."""
+    weight = torch.randn(37, 96) * torch.logspace(-9, -3, 37)[:, None]
+    step = weight.unflatten(1, (-1, GROUP_SIZE)).abs().amax(-1) / 127 + 2.0**-24
+    assert ((quantize(weight).dequantize() - weight).abs() <= 0.51 * step.repeat_interleave(GROUP_SIZE, 1)).all()
