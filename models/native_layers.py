@@ -15,7 +15,8 @@ from models.layers import Linear, RMSNorm
 def native_layers(decoder: Decoder) -> NativeLayers | None:
     """The layers of a decoder with its weights loaded; None where they are run one operation at a time.
 
-    That is where the operations are not the native ones, or some weight is not quantised.
+    That is where the operations are not the native ones, some weight is not quantised, or windows differ: the native
+    call plans attention once for all layers that have one.
     """
     if not isinstance(decoder.ops, NativeOps):
         return None
@@ -25,6 +26,8 @@ def native_layers(decoder: Decoder) -> NativeLayers | None:
         if tensors is None:
             return None
         layers.append(tensors)
+    if len({layer.sliding_window for layer in layers} - {None}) > 1:
+        return None
     config = decoder.config
     shape = DecoderShape(
         num_q_heads=config.num_q_heads,

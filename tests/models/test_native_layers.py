@@ -1,5 +1,6 @@
 """All layers in one native call: bitwise what the single operations give, and bitwise the same in any company."""
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from kernels.model_ops.native_ops import NativeOps
 from models.decoder import Decoder
 from models.forward_batch import ForwardBatch
 from models.loader import load_model
+from models.native_layers import native_layers
 from paged_cache.kv_cache import KVCache
 from paged_cache.spec import KVCacheSpec
 from tests.kernels.conftest import make_backend
@@ -92,6 +94,14 @@ def test_only_wanted_hidden_states(length: int, tmp_path: Path) -> None:
     for layer, *others in zip(*(cache.layers for cache in caches), strict=True):
         assert layer.key.any()
         assert all(torch.equal(layer.key, o.key) and torch.equal(layer.value, o.value) for o in others)
+
+
+def test_windows_that_differ(tmp_path: Path) -> None:
+    """Not in one call, which would attend in the second window to the keys of the first."""
+    decoder = load(save(build("gemma3"), tmp_path))
+    attention = decoder.layers[1].attention
+    attention.params = dataclasses.replace(attention.params, sliding_window=400)
+    assert decoder.native_layers is not None and native_layers(decoder) is None
 
 
 def test_logits_are_near_those_of_float32(tmp_path: Path) -> None:
