@@ -99,13 +99,13 @@ struct Step {
 // The layers as one thread runs them.
 class LayerThread {
  public:
-  LayerThread(Step& step, const SharedBuffers& shared, const RowBuffers& rows, float* normed, bool is_first)
+  LayerThread(Step& step, const SharedBuffers& shared, const RowBuffers& rows, float* normed, int64_t thread)
       : step_(step),
         args_(step.args),
         shared_(shared),
         rows_(rows),
         normed_(normed),
-        is_first_(is_first),
+        thread_(thread),
         num_rows_(step.args.num_tokens) {}
 
   void run() {
@@ -129,7 +129,7 @@ class LayerThread {
     }
     const float* delta_norm = args_.layers[args_.num_layers - 1].mlp_output_norm;
     for_rows(kNorms, [&](int64_t row) {
-      float* out = is_first_ || !step_.replicates ? args_.out + token_of(row) * size : normed_;
+      float* out = thread_ == 0 || !step_.replicates ? args_.out + token_of(row) * size : normed_;
       add_and_norm(delta_norm, true, args_.final_norm, out, row);
     });
   }
@@ -140,12 +140,12 @@ class LayerThread {
   // Runs body(i) for every i in [0, count), shared out among the team.
   template <typename Body>
   void for_each(LayerPart part, int64_t count, const Body& body) {
-    step_.team.for_each(loop_, count, body);
+    step_.team.for_each(loop_, thread_, count, body);
     add_time(part);
   }
 
   void add_time(LayerPart part) {
-    if (!args_.seconds || !is_first_) return;
+    if (!args_.seconds || thread_ != 0) return;
     const Clock::time_point now = Clock::now();
     args_.seconds[part] += std::chrono::duration<double>(now - started_).count();
     started_ = now;
@@ -288,7 +288,7 @@ class LayerThread {
   const SharedBuffers& shared_;
   const RowBuffers rows_;
   float* const normed_;  // [hidden_size], of the row that the thread is at
-  const bool is_first_;
+  const int64_t thread_;
   int64_t num_rows_;
   int64_t loop_ = 0;
   Clock::time_point started_;  // of the part that runs
@@ -317,7 +317,7 @@ Status run_layers(const DecoderArgs& args) {
     const int64_t thread = omp_get_thread_num();
     Carver carver(buffer + shared_size + (step.replicates ? thread * rows_size : 0));
     const RowBuffers rows(args, carver);
-    LayerThread(step, shared, rows, buffer + normed + thread * normed_size, thread == 0).run();
+    LayerThread(step, shared, rows, buffer + normed + thread * normed_size, thread).run();
   }
   return step.status;
 }
