@@ -278,9 +278,11 @@ class LayerThread {
     attend.value_scale = cache.value_scale;
     attend.sliding_window = layer.sliding_window;
     AttendPlan& plan = layer.sliding_window ? step_.windowed : step_.whole;
-    for_each(kAttention, static_cast<int64_t>(plan.tasks.size()), [&](int64_t i) {
+    // In the order of the plan, which begins with the longest tasks: no thread has a part of its own.
+    step_.team.for_each(loop_, 0, static_cast<int64_t>(plan.tasks.size()), [&](int64_t i) {
       if (const Status failed = run_attend_task(attend, plan, i)) step_.status = failed;
     });
+    add_time(kAttention);
   }
 
   Step& step_;
