@@ -93,7 +93,9 @@ def select_backend(name: str, device: torch.device, *, batch_invariant: bool = F
     except BackendUnavailableError as error:
         if batch_invariant:
             raise
-        logger.warning("The model runs on plain torch, with weights as they are, which is several times slower: %s", error)
+        logger.warning(
+            "The model runs on plain torch, with weights as they are, which is several times slower: %s", error
+        )
         return _torch_backend()
 
 
