@@ -1,4 +1,6 @@
-// Which instruction sets the build and the processor have. Knows no arithmetic and no threads.
+// Which instruction sets the build and the processor have, and which version of the argument structs. Knows no
+// arithmetic and no threads.
+#include "decoder_layers.h"
 #include "model_ops.h"
 #include "native.h"
 #include "paged_attention.h"
@@ -42,5 +44,16 @@ const KernelSet* kernel_set(int32_t instruction_set) {
 }
 
 }  // namespace octavo
+
+// Python mirrors the structs field by field: a library of another version is told by their size before it is called.
+template <typename... Args>
+constexpr int64_t bytes_of() { return (static_cast<int64_t>(sizeof(Args)) + ...); }
+
+extern "C" int64_t octavo_argument_bytes() {
+  using namespace octavo;
+  return bytes_of<WriteKVArgs, AttendArgs, RotateAndWriteArgs, LinearArgs, RmsNormArgs, GateArgs, RotaryAnglesArgs,
+                  SoftCapArgs, SampleArgs, TokenLogprobsArgs, QuantizedLinearArgs, EmbedArgs, DecoderArgs, LayerWeights,
+                  LayerCache>();
+}
 
 extern "C" int32_t octavo_supports(int32_t instruction_set) { return octavo::kernel_set(instruction_set) != nullptr; }

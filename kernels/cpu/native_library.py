@@ -271,12 +271,17 @@ def load_library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(LIBRARY_PATH))
     except OSError as error:
         raise NativeLibraryError(f"{LIBRARY_PATH.name} does not load: {error}") from error
-    for name, structure in _FUNCTIONS.items():
+    for name in (*_FUNCTIONS, "octavo_argument_bytes"):
         if not hasattr(library, name):
             raise NativeLibraryError(f"{LIBRARY_PATH.name} is of an older version: it lacks {name}")
+    for name, structure in _FUNCTIONS.items():
         function = getattr(library, name)
         function.argtypes = (ctypes.POINTER(structure),)
         function.restype = ctypes.c_int32
+    library.octavo_argument_bytes.restype = ctypes.c_int64
+    structures = (*_FUNCTIONS.values(), LayerWeights, LayerCache)
+    if library.octavo_argument_bytes() != sum(map(ctypes.sizeof, structures)):
+        raise NativeLibraryError(f"{LIBRARY_PATH.name} is of another version: its arguments are laid out otherwise")
     library.octavo_supports.argtypes = (ctypes.c_int32,)
     library.octavo_supports.restype = ctypes.c_int32
     return library

@@ -1,5 +1,6 @@
 """`select_backend`: what "auto" takes, what explicit names give, and what a person reads when one cannot be had."""
 
+import ctypes
 import logging
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source tree that moved on under an editable install: the library lacks functions."""
     monkeypatch.setattr(native_library, "LIBRARY_PATH", Path(torch._C.__file__))  # a shared object with other functions
     with pytest.raises(native_library.NativeLibraryError, match="of an older version: it lacks octavo_"):
+        native_library.load_library.__wrapped__()
+
+
+def test_library_whose_arguments_are_laid_out_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All functions are there, and would read their arguments from the wrong places."""
+    make_backend("cpu")
+
+    class MoreArgs(native_library.GateArgs):
+        _fields_ = (("more", ctypes.c_int64),)
+
+    monkeypatch.setitem(native_library._FUNCTIONS, "octavo_gate", MoreArgs)
+    with pytest.raises(native_library.NativeLibraryError, match="of another version"):
         native_library.load_library.__wrapped__()
 
 
