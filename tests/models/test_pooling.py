@@ -117,7 +117,7 @@ def test_half_precision_is_summed_in_float32(model):
     """Thousands of terms in bfloat16 would stop growing at 256 times the first."""
     served = Served(model)
     states = torch.full((90, 32), 1.0039, dtype=torch.bfloat16)
-    served.runner._forward = lambda batch: (states[: len(batch.input_ids)], torch.zeros(0, 101))
+    served.runner._forward = lambda batch, wanted: (states[: len(batch.input_ids)], torch.zeros(0, 101))
     params = SamplingParams(max_tokens=0, pooling="mean")
     new = NewRow(0, 0, (1,) * 90, 90, params, tuple(range(23)), 0, 90)
     [result] = served.runner.execute(SchedulerOutput((new,))).rows
