@@ -5,6 +5,7 @@ Triton's interpreter must be on before Triton is imported, so its backends run i
 """
 
 import shutil
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,6 +29,20 @@ def make_backend(name: str) -> AttentionBackend:
         if shutil.which("c++") is None:
             pytest.skip(str(error))
         raise
+
+
+@pytest.fixture
+def native_library() -> None:
+    """Skips where there is no compiler, fails where there is one and no library."""
+    make_backend("cpu")
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    """For tests that change torch's number of threads."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,18 +31,7 @@ seeds = st.integers(0, 2**32)
 activations = st.sampled_from(["silu", "gelu_tanh"])
 
 
-@pytest.fixture(autouse=True)
-def needs_library() -> None:
-    """Skips where there is no compiler, fails where there is one and no library."""
-    make_backend("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def restore_threads() -> Iterator[None]:
-    """For the tests that change torch's number of threads."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("native_library", "restored_threads")
 
 
 def available(instruction_set: str) -> str:

@@ -1,7 +1,6 @@
 """The native sampler on every instruction set, against exact distributions in float64 and the sampler in torch."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,25 +12,13 @@ from kernels.cpu.native_library import INSTRUCTION_SETS, load_library, supported
 from kernels.model_ops.native_ops import NativeOps
 from kernels.sampling import torch_sampler
 from kernels.sampling.sampling_batch import SamplingBatch
-from tests.kernels.conftest import make_backend
 from tests.kernels.sampling_oracle import CUTS, GREEDY, assert_rows_drawn, exact_distribution, is_drawn, make_batch
 
 # Around whole vectors of 4, 8 and 16 lanes, and whole blocks of 16 of them.
 VOCAB_SIZES = [1, 5, 16, 40, 63, 64, 65, 255, 256, 257, 1000, 3001]
 
 
-@pytest.fixture(autouse=True)
-def needs_library() -> None:
-    """Skips where there is no compiler, fails where there is one and no library."""
-    make_backend("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def restore_threads() -> Iterator[None]:
-    """For the tests that change torch's number of threads."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("native_library", "restored_threads")
 
 
 @pytest.fixture(params=list(INSTRUCTION_SETS))

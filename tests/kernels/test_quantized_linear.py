@@ -1,6 +1,5 @@
 """Products with quantised weights: right on every instruction set, and bitwise the same in any company."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from kernels.cpu.native_library import INSTRUCTION_SETS, load_library, supported_instruction_sets
 from kernels.model_ops.native_ops import NativeOps
 from kernels.quantized_weight import CODE_CENTRE, GROUP_SIZE, QuantizedWeight, pack, quantize
-from tests.kernels.conftest import make_backend
 
 # Rows around the tiles of 6 and the tasks of 96; outputs around panels of 16 and pairs of them.
 row_counts = st.sampled_from([1, 2, 5, 6, 7, 12, 13, 95, 97, 200])
@@ -22,18 +20,7 @@ formats = st.sampled_from(["4 bits", "8 bits", "8 bits by output"])
 seeds = st.integers(0, 2**32)
 
 
-@pytest.fixture(autouse=True)
-def needs_library() -> None:
-    """Skips where there is no compiler, fails where there is one and no library."""
-    make_backend("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def restore_threads() -> Iterator[None]:
-    """For the tests that change torch's number of threads."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("native_library", "restored_threads")
 
 
 def available(instruction_set: str) -> NativeOps:
