@@ -18,6 +18,14 @@ if IS_INTERPRETING:
     interpreter_repair.install()
 
 
+@pytest.fixture
+def native_library() -> None:
+    """Skips where there is no compiler, fails where there is one and no library."""
+    from tests.kernels.conftest import make_backend  # imports torch, which tests of the scheduler do without
+
+    make_backend("cpu")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each process keeps the tests that can run in it."""
     if IS_INTERPRETING:

@@ -32,12 +32,6 @@ def make_backend(name: str) -> AttentionBackend:
 
 
 @pytest.fixture
-def native_library() -> None:
-    """Skips where there is no compiler, fails where there is one and no library."""
-    make_backend("cpu")
-
-
-@pytest.fixture
 def restored_threads() -> Iterator[None]:
     """For tests that change torch's number of threads."""
     num_threads = torch.get_num_threads()

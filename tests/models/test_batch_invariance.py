@@ -11,7 +11,6 @@ from kernels.cpu.native_library import INSTRUCTION_SETS, load_library, supported
 from kernels.model_ops.native_ops import NativeOps
 from models.decoder import Decoder
 from models.loader import load_model
-from tests.kernels.conftest import make_backend
 from tests.models.paged import run_paged
 from tests.models.tiny_models import build, oracle_logits, save
 
@@ -22,11 +21,7 @@ CHUNK_SIZES = ([10_000], [7, 3, 1, 16], [1], [33, 10_000])
 # Biases; a norm of each head and scaled rotary embeddings; windows, four norms, GELU and two rotary embeddings; a cap.
 FAMILIES = ["llama_biases", "llama_yarn_rope", "qwen3", "mistral_window", "gemma3", "gemma3_softcap"]
 
-
-@pytest.fixture(autouse=True)
-def needs_library() -> None:
-    """Skips where there is no compiler, fails where there is one and no library."""
-    make_backend("cpu")
+pytestmark = pytest.mark.usefixtures("native_library")
 
 
 def load(path: Path, instruction_set: str, dtype: torch.dtype) -> Decoder:

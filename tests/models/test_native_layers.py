@@ -19,7 +19,6 @@ from models.loader import load_model
 from models.native_layers import native_layers
 from paged_cache.kv_cache import KVCache
 from paged_cache.spec import KVCacheSpec
-from tests.kernels.conftest import make_backend
 from tests.models.paged import run_paged
 from tests.models.tiny_models import build, save
 
@@ -32,11 +31,7 @@ CHUNK_SIZES = ([10_000], [7, 3, 1, 16], [1])
 FAMILIES = ["llama_biases", "llama_head_dim", "qwen3", "gemma3", "gemma3_softcap"]
 CACHE_DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 
-
-@pytest.fixture(autouse=True)
-def needs_library() -> None:
-    """Skips where there is no compiler, fails where there is one and no library."""
-    make_backend("cpu")
+pytestmark = pytest.mark.usefixtures("native_library")
 
 
 @pytest.fixture(autouse=True)
