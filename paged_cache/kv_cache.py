@@ -2,15 +2,16 @@
 
 import math
 import mmap
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kernels.attention.metadata import KVLayer
+from paged_cache.host_memory import populate, zeroed
 from paged_cache.spec import KVCacheSpec
 
 MAX_COPY_BYTES = 64 << 20  # of a copy's temporary: what activations leave of a GPU's memory is not to be counted on
@@ -30,10 +31,11 @@ class KVCache:
         self.num_host_blocks = num_host_blocks
         shape = (spec.num_layers, num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
         # One block's keys and values lie side by side, the unit that copies and transfers move.
-        self._data = _zeros(shape, getattr(torch, spec.dtype), device)
+        self._memory: list[mmap.mmap] = []  # behind the tensors, where that is main memory
+        self._data = self._zeros(shape, getattr(torch, spec.dtype), device)
         self._scales: torch.Tensor | None = None  # [num_layers, num_blocks, 2, num_kv_heads, block_size] float32
         if spec.is_quantised:
-            self._scales = _zeros(shape[:-1], torch.float32, device)
+            self._scales = self._zeros(shape[:-1], torch.float32, device)
         self.layers = [self._layer(index) for index in range(spec.num_layers)]
         # All that moves: one tensor, or two where there are scales.
         self._words = [_as_words(data) for data in (self._data, self._scales) if data is not None]
@@ -45,6 +47,19 @@ class KVCache:
         if self._scales is None:
             return KVLayer(key, value)
         return KVLayer(key, value, *self._scales[index].unbind(dim=1))
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Zeros. Those in main memory have no pages yet: 4 GiB of them would take a start longer than all else."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if device.type != "cpu" or not num_bytes:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        self._memory.append(zeroed(num_bytes))
+        return torch.frombuffer(self._memory[-1], dtype=dtype).view(shape)
+
+    def populate(self) -> None:
+        """Have blocks in main memory backed by pages, in threads that nothing waits for; see host_memory.py."""
+        for memory in self._memory:
+            threading.Thread(target=populate, args=(memory,), name="kv-cache-pages", daemon=True).start()
 
     def copy_blocks(self, block_copies: torch.Tensor) -> None:
         """Copy whole blocks in every layer (copy-on-write), as if all were read before any is written.
@@ -103,21 +118,6 @@ class KVCache:
         num_moves = max(1, MAX_COPY_BYTES // self.spec.bytes_per_block)
         for first in range(0, len(host_ids), num_moves):
             yield ids[first : first + num_moves], host_ids[first : first + num_moves].tolist()
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros. Those in main memory are not touched yet: writing 4 GiB of them would take a start longer than all else.
-
-    In huge pages where the system has them: blocks are read in an order that no cache of small pages holds.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not num_bytes:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _runs(block_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:

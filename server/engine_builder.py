@@ -16,7 +16,7 @@ from kernels.model_ops.ops import select_ops
 from models.cuda_graphs import CudaGraphs, GraphableBackend
 from models.decoder import Decoder
 from models.loader import load_model
-from models.memory import gpu_cache_bytes, graph_bytes
+from models.memory import available_host_bytes, gpu_cache_bytes, graph_bytes
 from models.packed_weights import PackedWeights
 from models.runner import ModelRunner
 from paged_cache.kv_cache import KVCache
@@ -121,6 +121,8 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
         quantization=quantization,
     )
     scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, costs)
+    if device.type == "cpu" and info.kv_cache_bytes < available_host_bytes():  # else as the blocks come to be used
+        kv_cache.populate()
     return DeviceHalf(config, runner, scheduling, num_host_blocks, info)
 
 
