@@ -4,7 +4,7 @@ import math
 import mmap
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -56,10 +56,10 @@ class KVCache:
         self._memory.append(zeroed(num_bytes))
         return torch.frombuffer(self._memory[-1], dtype=dtype).view(shape)
 
-    def populate(self) -> None:
-        """Have blocks in main memory backed by pages, in threads that nothing waits for; see host_memory.py."""
+    def populate(self, is_busy: Callable[[], bool]) -> None:
+        """Have blocks in main memory backed by pages while it is not busy, in threads that nothing waits for."""
         for memory in self._memory:
-            threading.Thread(target=populate, args=(memory,), name="kv-cache-pages", daemon=True).start()
+            threading.Thread(target=populate, args=(memory, is_busy), name="kv-cache-pages", daemon=True).start()
 
     def copy_blocks(self, block_copies: torch.Tensor) -> None:
         """Copy whole blocks in every layer (copy-on-write), as if all were read before any is written.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
+from models.memory import available_host_bytes
 from models.runner import ModelRunner
 from models.step_outputs import PendingStep
 from paged_cache.manager import BlockManager
@@ -236,13 +237,16 @@ def build_engine(
     )
     scheduler = Scheduler(half.scheduling, manager)
     grammars = GrammarCompilation(lambda: _load_vocabulary(config.model_path), half.info.vocab_size, on_grammar)
-    return Engine(
+    engine = Engine(
         scheduler,
         half.runner,
         half.info,
         grammars=grammars,
         async_scheduling=bool(half.config.async_scheduling),
     )
+    if half.info.kv_cache_bytes < available_host_bytes():  # else memory is taken as blocks come to be used
+        half.kv_cache.populate(lambda: engine.has_unfinished)
+    return engine
 
 
 def _load_vocabulary(model_path: str) -> Vocabulary:

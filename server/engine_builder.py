@@ -16,7 +16,7 @@ from kernels.model_ops.ops import select_ops
 from models.cuda_graphs import CudaGraphs, GraphableBackend
 from models.decoder import Decoder
 from models.loader import load_model
-from models.memory import available_host_bytes, gpu_cache_bytes, graph_bytes
+from models.memory import gpu_cache_bytes, graph_bytes
 from models.packed_weights import PackedWeights
 from models.runner import ModelRunner
 from paged_cache.kv_cache import KVCache
@@ -49,6 +49,7 @@ class DeviceHalf:
     Attributes:
         config: with what was left to the device filled in.
         runner: warmed up, over `info.num_blocks` blocks.
+        kv_cache: whose blocks the runner fills.
         scheduling: limits for the scheduler.
         num_host_blocks: KV blocks in host memory, beside those of `info`.
         info: for the edge.
@@ -56,6 +57,7 @@ class DeviceHalf:
 
     config: EngineConfig
     runner: ModelRunner
+    kv_cache: KVCache
     scheduling: SchedulerConfig
     num_host_blocks: int
     info: EngineInfo
@@ -121,9 +123,7 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
         quantization=quantization,
     )
     scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, costs)
-    if device.type == "cpu" and info.kv_cache_bytes < available_host_bytes():  # else as the blocks come to be used
-        kv_cache.populate()
-    return DeviceHalf(config, runner, scheduling, num_host_blocks, info)
+    return DeviceHalf(config, runner, kv_cache, scheduling, num_host_blocks, info)
 
 
 def _packed_weights(config: EngineConfig) -> PackedWeights | None:
