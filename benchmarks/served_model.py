@@ -48,6 +48,8 @@ class ServedModel:
         manager = BlockManager(self.info.num_blocks, self.info.block_size, enable_prefix_caching=False)
         self._scheduler = Scheduler(half.scheduling, manager)
         self._last_seq_id = _FIRST_SEQ_ID
+        for thread in half.kv_cache.populate(lambda: False):  # as a server has done that was at rest for a while
+            thread.join()
 
     @property
     def decoder(self) -> Decoder:

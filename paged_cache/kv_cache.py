@@ -56,10 +56,15 @@ class KVCache:
         self._memory.append(zeroed(num_bytes))
         return torch.frombuffer(self._memory[-1], dtype=dtype).view(shape)
 
-    def populate(self, is_busy: Callable[[], bool]) -> None:
-        """Have blocks in main memory backed by pages while it is not busy, in threads that nothing waits for."""
-        for memory in self._memory:
-            threading.Thread(target=populate, args=(memory, is_busy), name="kv-cache-pages", daemon=True).start()
+    def populate(self, is_busy: Callable[[], bool]) -> list[threading.Thread]:
+        """Have blocks in main memory backed by pages while it is not busy, in threads that nothing need wait for."""
+        threads = [
+            threading.Thread(target=populate, args=(memory, is_busy), name="kv-cache-pages", daemon=True)
+            for memory in self._memory
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
 
     def copy_blocks(self, block_copies: torch.Tensor) -> None:
         """Copy whole blocks in every layer (copy-on-write), as if all were read before any is written.
