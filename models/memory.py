@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from models.control_groups import control_groups, text_of
+
 GIB = 2**30
 _DEFAULT_HOST_CACHE = 4 * GIB
 _BYTES_PER_GRAPH = 16 * 2**20  # a captured graph's launches on the device, and its lists of work
@@ -60,18 +62,29 @@ def gpu_cache_bytes(
     return left
 
 
-def available_host_bytes() -> int:
-    """Free memory of the machine, or of the container's limit where that is less."""
-    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+def available_host_bytes(root: Path = Path("/")) -> int:
+    """Free memory of the machine, or of the container's limit where that is less. `root` is of the file system."""
+    meminfo = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        in_use = int(used.read_text()) - _reclaimable_bytes()
-        available = min(available, max(0, int(text) - in_use))
-    return available
+    left = [num for folder in control_groups("memory", root) if (num := _bytes_left(folder)) is not None]
+    return max(0, min(available, *left)) if left else available
 
 
-def _reclaimable_bytes() -> int:
-    """File pages that count as used and are dropped when memory is needed: mostly the mapped weights."""
-    statistics = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
-    return int(statistics["active_file"]) + int(statistics["inactive_file"])
+def _bytes_left(folder: Path) -> int | None:
+    """Of one control group's limit, in version 2 or version 1; None = it has none.
+
+    File pages count as used there, and are dropped when memory is needed: mostly the mapped weights.
+    """
+    for limit, used, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        statistics = dict(line.split() for line in text_of(folder / "memory.stat").splitlines())
+        try:
+            in_use = int(text_of(folder / used)) - sum(
+                int(statistics[f"{prefix}{kind}_file"]) for kind in ("active", "inactive")
+            )
+            return int(text_of(folder / limit)) - in_use
+        except (KeyError, ValueError):  # "max", or no such file
+            continue
+    return None

@@ -33,8 +33,8 @@ def populate(memory: mmap.mmap, is_busy: Callable[[], bool]) -> bool:
     """Have every page backed, beside whatever reads and writes the memory; its contents stay.
 
     The first write to a huge page waits for two mebibytes of zeros, and each layer's part of a new block may lie in a
-    page of its own: a step that fills blocks for the first time otherwise takes a quarter longer. A virtual machine
-    whose host has to find the memory first may need a second for some hundred mebibytes.
+    page of its own: a step that fills blocks for the first time otherwise waits for all of those. In a virtual machine
+    whose host has to find the memory first it waits far longer still.
 
     Args:
         memory: from `zeroed`.

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from models.control_groups import control_groups, text_of
+
 
 def openmp_defaults(root: Path = Path("/")) -> dict[str, str]:
     """The variable that holds OpenMP to the container's quota where that is less than the machine; else nothing.
@@ -22,23 +24,15 @@ def openmp_defaults(root: Path = Path("/")) -> dict[str, str]:
 
 def processor_quota(root: Path = Path("/")) -> float | None:
     """Processors' worth of time that the control groups of this process allow it; None = all there is."""
-    quotas = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / ("" if not controllers else "cpu")
-        # Every group above this one has a say. In a container the topmost may be the only one that is visible.
-        folders = [mount / group.lstrip("/"), *(mount / parent for parent in Path(group.lstrip("/")).parents), mount]
-        quotas += [quota for folder in folders if (quota := _quota_of(folder)) is not None]
+    quotas = [quota for folder in control_groups("cpu", root) if (quota := _quota_of(folder)) is not None]
     return min(quotas, default=None)
 
 
 def _quota_of(folder: Path) -> float | None:
     """Of one control group, in version 2 or version 1."""
-    fields = _text(folder / "cpu.max").split()
+    fields = text_of(folder / "cpu.max").split()
     if not fields:
-        fields = [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        fields = [text_of(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     try:
         quota, period = (int(field) for field in fields)
     except ValueError:  # "max", or no such file
@@ -48,12 +42,7 @@ def _quota_of(folder: Path) -> float | None:
 
 def _num_cores(root: Path, processors: set[int]) -> int:
     """Physical cores among these processors: of threads that share one, a second adds next to nothing."""
-    files = [_text(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") for number in processors]
+    files = [
+        text_of(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") for number in processors
+    ]
     return len(set(files)) if all(files) else len(processors)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -1,20 +1,13 @@
 """Quotas of control groups, read from made-up file systems as Docker, systemd and Kubernetes have them."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from server.config import engine_environment
 from server.processors import openmp_defaults, processor_quota
-
-
-def root_with(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
+from tests.made_up_root import root_with
 
 
 @pytest.mark.parametrize(
