@@ -15,7 +15,8 @@ from collections.abc import Set as SetOf
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.config import Settings, SettingsError
+from server.config import Settings
+from server.settings_error import SettingsError
 
 logger = logging.getLogger("octavo.api_keys")
 

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from pydantic_settings import CliSettingsSource
 
 from kernels import __version__
-from server.config import Settings, SettingsError, flag_of, load_settings, suggestion
+from server.config import Settings, flag_of, load_settings
+from server.settings_error import SettingsError, suggestion
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2

@@ -4,18 +4,16 @@ The only file that reads the environment. A setting that cannot be used raises S
 names it as the user wrote it. Must not know FastAPI, torch or what a model contains.
 """
 
-import difflib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -26,6 +24,8 @@ from pydantic_settings import (
 
 from server.engine_config import EngineConfig
 from server.processors import openmp_defaults
+from server.settings_error import SettingsError, sentence_of, suggestion
+from server.settings_file import read_settings_file
 
 ENV_PREFIX = "OCTAVO_"
 # Kubernetes describes a service called octavo, or octavo-something, to every pod of its namespace in such variables.
@@ -40,6 +40,7 @@ _SWITCHES = frozenset(
         "allow_credentials",
         "async_scheduling",
         "batch_invariant",
+        "enable_dashboard",
         "enable_log_requests",
         "enable_prefix_caching",
         "enforce_eager",
@@ -49,10 +50,6 @@ _LISTS = ("served_model_name", "api_key", "allowed_origins", "allowed_methods", 
 _SECRETS = ("api_key", "admin_api_key")
 
 Names = Annotated[tuple[str, ...], NoDecode]  # from the environment: separated by commas, not JSON
-
-
-class SettingsError(Exception):
-    """A setting that cannot be used: one sentence for a person."""
 
 
 class Settings(BaseSettings):
@@ -121,8 +118,18 @@ class Settings(BaseSettings):
         30.0, ge=0, le=86400, description="Seconds that running requests get to finish after SIGTERM."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_format: Literal["human", "json"] = Field(
+        "human", description="Form of log lines: for people, or one JSON object each for log collectors."
+    )
     enable_log_requests: bool = Field(False, description="Log the bodies of requests, prompts included.")
     max_log_len: int = Field(2048, ge=0, le=1 << 20, description="Most bytes of a body that are logged.")
+
+    otlp_traces_endpoint: str | None = Field(
+        None, min_length=1, description="URL that OpenTelemetry spans of requests are sent to; needs octavo[tracing]."
+    )
+    enable_dashboard: bool = Field(
+        True, description="Serve the dashboard at /dashboard; with keys its data needs the admin key."
+    )
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and KV cache, if not rounded; auto: float32 on a CPU, bfloat16 on a GPU."
@@ -317,7 +324,7 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
     if _SERVICE_ADDRESS.fullmatch(str(env.get("port"))):
         del env["port"]  # a service's address, not ours
     path = flags.get("config") or env.get("config")
-    file = {} if path is None else _read_file(Path(path))
+    file = {} if path is None else read_settings_file(Path(path), list(Settings.model_fields))
     if "config" in file:
         raise SettingsError(f"The setting config cannot stand in the configuration file {path} itself.")
     try:
@@ -334,7 +341,7 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
         else:
             name = f"{field} in {path}"
         value = flags.get(field, env.get(field, file.get(field)))
-        raise SettingsError(_sentence(name, details, secret=field in _SECRETS, value=value)) from None
+        raise SettingsError(sentence_of(name, details, secret=field in _SECRETS, value=value)) from None
 
 
 def engine_environment() -> dict[str, str]:
@@ -349,26 +356,6 @@ def engine_environment() -> dict[str, str]:
     return {"GOMP_SPINCOUNT": "1000", **openmp_defaults(), **own, "PYTHONPATH": path}
 
 
-def suggestion(name: str, known: list[str]) -> str:
-    """A clause with the known name that is most like an unknown one, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else "."
-
-
-def _sentence(name: str, details: ErrorDetails, *, secret: bool, value: object) -> str:
-    message = details["msg"].removeprefix("Value error, ")
-    for lead in ("Input should be ", "String should be ", "should be "):
-        if message.startswith(lead):
-            message = "must be " + message.removeprefix(lead)
-    if details["type"] == "string_too_short":
-        message = "must not be empty"
-    message = message.split(", unable to parse")[0]
-    shown = "" if secret or message == "must not be empty" else f", not {value!r}"
-    if not message.startswith(("must", "takes")):
-        return f"{name}: {message}{shown}."
-    return f"{name} {message}{shown}."
-
-
 def _refuse_unknown_variables() -> None:
     known = [variable_of(field) for field in Settings.model_fields]
     for variable in sorted(os.environ):
@@ -380,20 +367,3 @@ def _refuse_unknown_variables() -> None:
         if os.environ.get(variable, "unset").strip() == "":
             # Elsewhere an empty variable counts as none; here a missing secret would open the server to everybody.
             raise SettingsError(f"{variable} is set and empty; unset it to serve without keys.")
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        with path.expanduser().open("rb") as file:
-            values = tomllib.load(file)
-    except OSError as error:
-        raise SettingsError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The configuration file {path} is not valid TOML: {error}.") from None
-    # Keys may be written like flags, with hyphens.
-    values = {key.replace("-", "_"): value for key, value in values.items()}
-    known = list(Settings.model_fields)
-    for key in values:
-        if key not in known:
-            raise SettingsError(f"There is no setting {key} (in {path}){suggestion(key, known)}")
-    return values

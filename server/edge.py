@@ -6,7 +6,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from server.config import Settings
-from server.engine_client import EngineClient, EngineUnavailable
+from server.engine_client import EngineClient
+from server.engine_errors import EngineUnavailable
 from server.fingerprint import system_fingerprint
 from server.metrics import ServerMetrics
 from server.preparer import Preparer

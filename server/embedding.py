@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from scheduler.output import FinishReason
 from scheduler.sampling_params import SamplingParams
-from server.engine_client import EngineClient, UpdateStream
+from server.engine_client import EngineClient
 from server.errors import InvalidRequest
 from server.generation import SequenceFailed
 from server.metrics import SequenceRecord, ServerMetrics
@@ -25,6 +25,7 @@ from server.served_model import ServedModel
 from server.service_terms import ServiceTerms, Submitter, terms_of
 from server.token_ids import TokenIds
 from server.truncation import PromptTokens, prompt_tokens_of
+from server.update_stream import UpdateStream
 
 _MAX_TOKENS_OF_REQUEST = 300_000  # OpenAI's
 FLOAT_BYTES = 4

@@ -12,11 +12,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from scheduler.output import DropCause, SequenceUpdate
+from scheduler.output import SequenceUpdate
 from scheduler.request_report import RequestReport
 from server.config import engine_environment
 from server.engine_config import EngineConfig
 from server.engine_connection import EngineConnection
+from server.engine_errors import (
+    EngineDied,
+    EngineRefusedSettings,
+    EngineStartError,
+    EngineUnavailable,
+    RequestDropped,
+    RequestRejected,
+)
 from server.ipc import MessageCodec
 from server.messages import (
     Abort,
@@ -34,17 +42,6 @@ from server.messages import (
 )
 from server.update_stream import UpdateStream
 
-__all__ = [
-    "EngineClient",
-    "EngineDied",
-    "EngineRefusedSettings",
-    "EngineStartError",
-    "EngineUnavailable",
-    "RequestDropped",
-    "RequestRejected",
-    "UpdateStream",
-]
-
 logger = logging.getLogger("octavo.engine_client")
 
 _FIRST_RESTART_DELAY = 0.5  # seconds; doubles with each failed start
@@ -52,41 +49,6 @@ _MAX_FAILED_STARTS = 5
 _EXIT_SECONDS = 5.0  # for a process that was asked to end
 _INSPECTION_SECONDS = 5.0  # a step of a large model on a slow machine takes less
 _STALLS_UNTIL_DEAD = 4  # stall timeouts of silence after which a hung engine is killed; it speaks even when idle
-
-
-class EngineStartError(RuntimeError):
-    """The engine did not come up; the message is for the person who started the server."""
-
-
-class EngineRefusedSettings(EngineStartError):
-    """It did not because of the model or the settings that it was given."""
-
-
-class EngineUnavailable(RuntimeError):
-    """Not now: the engine is down or starting, the server drains, or the engine lacks what the request takes."""
-
-
-class EngineDied(RuntimeError):
-    """The engine process ended while this request was open."""
-
-
-class RequestRejected(ValueError):
-    """The scheduler refused the request; `param` names the field at fault."""
-
-    def __init__(self, message: str, param: str | None) -> None:
-        """Carry the scheduler's words."""
-        super().__init__(message)
-        self.param = param
-
-
-class RequestDropped(RuntimeError):
-    """The scheduler had no room or no time for the request, with which nothing is wrong."""
-
-    def __init__(self, message: str, cause: DropCause, retry_after: float | None) -> None:
-        """`retry_after`: seconds after which there should be room; None where nobody knows."""
-        super().__init__(message)
-        self.cause = cause
-        self.retry_after = retry_after
 
 
 class EngineClient:

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from server.disconnect import ClientDisconnected
-from server.engine_client import EngineDied, EngineUnavailable, RequestDropped, RequestRejected
+from server.engine_errors import EngineDied, EngineUnavailable, RequestDropped, RequestRejected
 from server.errors import (
     ApiError,
     DeadlineExceeded,

@@ -15,7 +15,8 @@ import msgspec
 
 from scheduler.output import FinishReason, SequenceUpdate
 from server.choices import Choice, ChoiceDelta, ChoiceResult, ScoredPrompt
-from server.engine_client import EngineClient, RequestRejected, UpdateStream
+from server.engine_client import EngineClient
+from server.engine_errors import RequestRejected
 from server.metrics import SequenceRecord, ServerMetrics
 from server.off_loop import off_loop_if_large
 from server.preparation import PreparedRequest
@@ -23,7 +24,7 @@ from server.request_history import RequestTrace
 from server.service_terms import Submitter
 from server.stop_strings import StopAutomaton
 from server.tokenizer import Tokenizer
-from server.update_stream import Item
+from server.update_stream import Item, UpdateStream
 
 __all__ = ["ChoiceDelta", "ChoiceResult", "Generation", "SequenceFailed", "TokenCounts"]
 

@@ -23,7 +23,8 @@ import uvloop
 from server.api_keys import key_ring
 from server.config import Settings
 from server.download_progress import terminal_progress
-from server.engine_client import EngineClient, EngineRefusedSettings, EngineStartError
+from server.engine_client import EngineClient
+from server.engine_errors import EngineRefusedSettings, EngineStartError
 from server.garbage_collection import spare_collections
 from server.http_protocol import BoundedHttpProtocol
 from server.logging_setup import configure_logging

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from scheduler.request_report import RequestReport
 from server.edge import CurrentEdge
-from server.engine_client import EngineUnavailable
+from server.engine_errors import EngineUnavailable
 from server.errors import RequestNotFound
 from server.protocol.responses import to_json
 from server.request_story import MAX_SHOWN_PROMPTS, tell

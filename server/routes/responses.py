@@ -11,7 +11,7 @@ from starlette.responses import Response as HttpResponse
 from server.chat_output import ChatOutput
 from server.disconnect import until_disconnect
 from server.edge import CurrentEdge, key_name_of
-from server.engine_client import RequestRejected
+from server.engine_errors import RequestRejected
 from server.errors import ApiError, InvalidRequest
 from server.generation import ChoiceDelta, ChoiceResult, TokenCounts
 from server.protocol.response_objects import (

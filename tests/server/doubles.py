@@ -16,11 +16,12 @@ from scheduler.request_report import RequestReport
 from scheduler.sampling_params import StructuredOutput
 from server.app import create_app
 from server.config import Settings
-from server.engine_client import EngineDied, EngineUnavailable, RequestDropped, RequestRejected, UpdateStream
+from server.engine_errors import EngineDied, EngineUnavailable, RequestDropped, RequestRejected
 from server.grammar_trial_process import Outcome
 from server.messages import EngineInfo, EngineStats, Submit
 from server.tokenizer import Tokenizer
 from server.tokenizer_parts import TokenizerParts
+from server.update_stream import UpdateStream
 
 MAX_MODEL_LEN = 256
 HIDDEN_SIZE = 4

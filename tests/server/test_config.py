@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from kernels.attention.backend import BACKEND_NAMES
-from server.config import Settings, SettingsError, flag_of, load_settings, variable_of
+from server.config import Settings, flag_of, load_settings, variable_of
 from server.engine_config import EngineConfig
+from server.settings_error import SettingsError
 
 
 @pytest.fixture(autouse=True)

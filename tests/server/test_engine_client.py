@@ -9,8 +9,9 @@ import pytest
 
 from scheduler.sampling_params import SamplingParams
 from server import engine_client
-from server.engine_client import EngineClient, EngineDied, EngineStartError, EngineUnavailable, RequestRejected
+from server.engine_client import EngineClient
 from server.engine_config import EngineConfig
+from server.engine_errors import EngineDied, EngineStartError, EngineUnavailable, RequestRejected
 from server.ipc import MessageCodec
 from server.messages import Rejected, Submit
 from tests.models.tiny_models import build, save

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from server.config import Settings, SettingsError, load_settings
+from server.config import Settings, load_settings
+from server.settings_error import SettingsError
 from tests.server.doubles import FakeEngine, client_of, make_app
 
 BODY = {"prompt": "a secret wish\nof mine", "max_tokens": 1}

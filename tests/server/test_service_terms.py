@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from server.engine_client import RequestDropped
+from server.engine_errors import RequestDropped
 from tests.server.doubles import FakeEngine, client_of, make_app, says
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
