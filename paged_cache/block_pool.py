@@ -34,6 +34,11 @@ class BlockPool:
         return len(self._empty) + len(self._evictable)
 
     @property
+    def num_evictable_blocks(self) -> int:
+        """Of the free ones, those that are kept."""
+        return len(self._evictable)
+
+    @property
     def num_references(self) -> int:
         """Of all blocks together."""
         return self._num_references

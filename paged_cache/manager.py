@@ -93,6 +93,11 @@ class BlockManager:
         return len(self._cache)
 
     @property
+    def num_evictable_blocks(self) -> int:
+        """Of the cached blocks, those that no table holds."""
+        return self._pool.num_evictable_blocks
+
+    @property
     def num_evicted_blocks(self) -> int:
         """Cached blocks that were handed out for something else, since the start."""
         return self._num_evicted_blocks

@@ -175,6 +175,7 @@ class Scheduler:
             num_saved_blocks=manager.num_saved_blocks,
             num_host_blocks=manager.num_host_blocks,
             num_used_host_blocks=manager.num_used_host_blocks,
+            num_evictable_blocks=manager.num_evictable_blocks,
         )
 
     def check_integrity(self) -> None:

@@ -50,3 +50,4 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_saved_blocks: int = 0  # more than the used ones would be needed if no block were shared
     num_host_blocks: int = 0
     num_used_host_blocks: int = 0
+    num_evictable_blocks: int = 0  # that hold a prefix and that no sequence holds: free, but last to be handed out

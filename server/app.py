@@ -57,7 +57,7 @@ def create_app(
     `preparer` reads large requests in another process; without one they are read in threads of this one.
     """
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
-    metrics = ServerMetrics(settings.served_names[0], engine)
+    metrics = ServerMetrics(engine, settings)
     history = RequestHistory()
     engine.on_report = partial(_take_report, metrics, history)
     app.state.edge = Edge(

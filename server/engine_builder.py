@@ -108,6 +108,7 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
     if device.type != "cpu":
         warm_up(runner, config, max_model_len)
     costs = preemption_costs(runner, config, max_model_len, num_blocks, num_host_blocks)
+    scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, costs)
     info = EngineInfo(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
@@ -121,8 +122,10 @@ def build_device_half(config: EngineConfig, on_progress: Callable[[str, int, int
         kv_cache_bytes=num_blocks * spec.bytes_per_block,
         enable_prefix_caching=config.enable_prefix_caching,
         quantization=quantization,
+        max_num_seqs=scheduling.max_num_seqs,
+        max_num_batched_tokens=scheduling.max_num_batched_tokens,
+        async_scheduling=bool(config.async_scheduling),
     )
-    scheduling = scheduler_config(config, max_model_len, model.config.eos_token_ids, costs)
     return DeviceHalf(config, runner, kv_cache, scheduling, num_host_blocks, info)
 
 

@@ -69,6 +69,7 @@ class EngineClient:
         """
         self.info: EngineInfo | None = None
         self.stats: EngineStats | None = None
+        self.num_restarts = 0  # times that the process was lost, whether or not it could be started again
         self.draining = False
         self.failed = asyncio.Event()  # it died and cannot be started again
         self.on_report: Callable[[RequestReport], None] | None = None  # called with what became of each request
@@ -225,6 +226,7 @@ class EngineClient:
             await self._end_process()
             if self.draining:
                 return
+            self.num_restarts += 1
             logger.error(
                 "The engine process died (%s). %d open requests were ended with an error; restarting it.",
                 self._exit_status(),

@@ -8,11 +8,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 from prometheus_client.utils import INF, floatToGoString
 
+from server.metric_families import Snapshot
 
-class Histogram(Collector):
+
+class Histogram:
     """One series. Only the thread that made it may observe."""
 
     def __init__(self, name: str, documentation: str, labels: Mapping[str, str], bounds: Iterable[float]) -> None:
@@ -30,14 +31,43 @@ class Histogram(Collector):
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def collect(self) -> Iterable[Metric]:
+    def snapshot(self) -> Snapshot:
         """The series, as of now."""
-        family = HistogramMetricFamily(self._name, self._documentation, labels=tuple(self._labels))
-        buckets: list[tuple[str, float]] = []
-        num_values = 0
-        for bound, count in zip(self._bounds, self._counts, strict=True):
-            num_values += count
-            buckets.append((floatToGoString(bound), num_values))
-        family.add_metric(tuple(self._labels.values()), buckets, self._sum)
-        family.add_sample(f"{self._name}_created", self._labels, self._created)
-        yield family
+        counts, total = tuple(self._counts), self._sum
+        return lambda: self._collect(counts, total)
+
+    def _collect(self, counts: tuple[int, ...], total: float) -> Iterable[Metric]:
+        yield histogram_family(
+            self._name, self._documentation, self._labels, self._bounds, counts, total, self._created
+        )
+
+
+def histogram_family(
+    name: str,
+    documentation: str,
+    labels: Mapping[str, str],
+    bounds: Iterable[float],
+    counts: Iterable[int],
+    total: float,
+    created: float,
+) -> Metric:
+    """A histogram from how many values were in each bucket alone.
+
+    Args:
+        name: with its unit.
+        documentation: for people.
+        labels: of the one series.
+        bounds: ascending, the last one infinite.
+        counts: values up to each bound and above the one before.
+        total: the sum of all values.
+        created: when counting began, in seconds since the epoch.
+    """
+    family = HistogramMetricFamily(name, documentation, labels=tuple(labels))
+    buckets: list[tuple[str, float]] = []
+    num_values = 0
+    for bound, count in zip(bounds, counts, strict=True):
+        num_values += count
+        buckets.append((floatToGoString(bound), num_values))
+    family.add_metric(tuple(labels.values()), buckets, total)
+    family.add_sample(f"{name}_created", dict(labels), created)
+    return family

@@ -53,6 +53,9 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     hidden_size: int = 0  # of an embedding
     enable_prefix_caching: bool = False
     quantization: str = "none"  # of the weights
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    async_scheduling: bool = False
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -1,24 +1,29 @@
-"""The Prometheus series of one server, in a registry of its own, with the names, labels and meanings that boards know.
+"""The Prometheus series of one server, with the names, labels and meanings that boards know; docs/metrics.md has all.
 
 What the engine counts is read at the moment of a scrape (server/engine_metrics.py); what only the edge can see
 (latencies as a client feels them, ends of sequences, HTTP) is recorded as it happens. One record per sequence, as vLLM
 counts a request with n > 1; of what the engine reports when a prompt and all its sequences have ended, one per prompt.
 """
 
+import asyncio
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client import Histogram as LabelledHistogram
 
 from scheduler.output import FinishReason
 from scheduler.request_report import RequestReport
+from server.board_metrics import BoardSeries
+from server.config import Settings
 from server.engine_client import EngineClient
-from server.engine_metrics import LABELS, EngineCollector
+from server.engine_metrics import EngineSeries
 from server.histogram import Histogram
+from server.info_metrics import InfoSeries
+from server.metric_families import LABELS, Families, Snapshot, render
 
-_ENGINE = "0"
 # vLLM's edges, and finer ones below them: a small model answers faster than its lowest.
 _FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
@@ -53,12 +58,19 @@ class SequenceRecord:
 class ServerMetrics:
     """Every series, present from the start."""
 
-    def __init__(self, model_name: str, engine: EngineClient) -> None:
-        """Series for one model; the engine's own counters are read from `engine` at each scrape."""
-        self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector((model_name, _ENGINE), engine))
-        ProcessCollector(registry=self._registry)
-        self._labels = (model_name, _ENGINE)
+    def __init__(self, engine: EngineClient, settings: Settings) -> None:
+        """Series for the model that is served; what `engine` itself counts is read from it at each scrape."""
+        self._families = Families(settings.served_names[0])
+        self._histograms: list[Histogram] = []
+        self._parts = (
+            EngineSeries(self._families, engine),
+            InfoSeries(self._families, engine, settings),
+            BoardSeries(self._families, engine),
+        )
+        self._registry = CollectorRegistry()  # of series that are the library's own, which takes locks for them
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+        self._rendering = asyncio.Lock()
         tokens = _one_two_five(_MAX_TOKENS_BUCKET)
         self._queue_time = self._histogram(
             "request_queue_time_seconds", "From the engine's queue to the first admission.", _REQUEST_BUCKETS
@@ -95,7 +107,9 @@ class ServerMetrics:
         success = Counter(
             "vllm:request_success", "Ended sequences.", (*LABELS, "finished_reason"), registry=self._registry
         )
-        self._success = {reason: success.labels(*self._labels, reason) for reason in _FINISH_REASONS}
+        self._success = {
+            reason: success.labels(*self._families.label_values, reason) for reason in (*_FINISH_REASONS, "repetition")
+        }
         self._http_requests = Counter(
             "http_requests", "Answered HTTP requests.", ("handler", "method", "status"), registry=self._registry
         )
@@ -145,13 +159,19 @@ class ServerMetrics:
         self._http_requests.labels(handler, method, str(status)).inc()
         self._http_duration.labels(handler, method).observe(seconds)
 
-    def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
-        return generate_latest(self._registry)
+    async def exposition(self) -> bytes:
+        """The text that Prometheus scrapes: values as of now, written in a thread, for one scrape at a time."""
+        async with self._rendering:
+            return await asyncio.to_thread(partial(render, self._snapshots()))
+
+    def _snapshots(self) -> list[Snapshot]:
+        parts = [part.snapshot() for part in self._parts]
+        return [*parts, *(histogram.snapshot() for histogram in self._histograms), self._registry.collect]
 
     def _histogram(self, name: str, documentation: str, buckets: Iterable[float]) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", documentation, dict(zip(LABELS, self._labels, strict=True)), buckets)
-        self._registry.register(histogram)
+        labels = dict(zip(LABELS, self._families.label_values, strict=True))
+        histogram = Histogram(f"vllm:{name}", documentation, labels, buckets)
+        self._histograms.append(histogram)
         return histogram
 
 

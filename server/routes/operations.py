@@ -31,7 +31,7 @@ async def ready(edge: CurrentEdge) -> Response:
 @router.get("/metrics")
 async def metrics(edge: CurrentEdge) -> Response:
     """Every series, in Prometheus's text format."""
-    return Response(edge.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(await edge.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/version")

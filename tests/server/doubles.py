@@ -105,6 +105,7 @@ class FakeEngine:
         self.num_cached_tokens = 0  # of each prompt
         self.num_recomputed_tokens = 0  # of each sequence
         self.is_down = False
+        self.num_restarts = 0
         self.draining = False
         self.is_hung = False
         self.failed = asyncio.Event()

@@ -11,6 +11,7 @@ from openai.types import Completion
 
 from scheduler.sampling_params import SamplingParams
 from server import choices as choices_module
+from server.config import Settings
 from server.generation import Generation
 from server.metrics import ServerMetrics
 from server.preparation import PreparedPrompt, PreparedRequest
@@ -387,7 +388,7 @@ async def test_stream_equals_whole_answer(tokenizer, answer, chunks, bursts):
     engine = FakeEngine(lambda _m, _i: [*spoken, EOS], chunks=chunks, bursts=bursts)
 
     def generation() -> Generation:
-        request_id, metrics = f"r{len(engine.submitted)}", ServerMetrics("m", engine)
+        request_id, metrics = f"r{len(engine.submitted)}", ServerMetrics(engine, Settings(model="m"))
         trace = RequestTrace(request_id, "", None, "byte-model", "", len(request.prompts))
         return Generation(request, trace, engine, tokenizer, metrics, 0.0, Submitter())
 

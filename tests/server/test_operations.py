@@ -161,6 +161,7 @@ async def test_what_the_engine_counts_is_told_as_boards_read_it():
             num_saved_blocks=16,
             num_host_blocks=20,
             num_used_host_blocks=5,
+            num_evictable_blocks=12,
         )
 
     async with client_of(make_app(BusyEngine())) as client:
@@ -184,6 +185,14 @@ async def test_what_the_engine_counts_is_told_as_boards_read_it():
         "octavo_kv_blocks_evicted_total": 15,
         "octavo_kv_blocks_saved": 16,
         "octavo_kv_host_usage_perc": 0.25,
+        "octavo_recomputed_tokens_total": 6,
+        "octavo_engine_steps_total": 1,
+        "octavo_engine_ready": 1,
+        "octavo_engine_restarts_total": 0,
+        "vllm:gpu_cache_usage_perc": 0.4,
+        "vllm:cpu_cache_usage_perc": 0.25,
+        "vllm:gpu_prefix_cache_queries_total": 900,
+        "vllm:gpu_prefix_cache_hits_total": 300,
     }
     assert {name: series[name, *LABELS] for name in plain} == plain
     labelled = {
@@ -194,6 +203,7 @@ async def test_what_the_engine_counts_is_told_as_boards_read_it():
             "external_kv_transfer": 0,
         },
         ("vllm:admission_rejections_total", "reason"): {"queue_full": 9},
+        ("octavo_kv_blocks", "state"): {"free": 48, "cached": 12, "used": 40},
         ("octavo_requests_dropped_total", "cause"): {"queue_full": 9, "queue_timeout": 10, "deadline": 11},
     }
     for (name, label), values in labelled.items():
