@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api_keys import KeyHolder, KeyRing
+from server.dashboard.paths import DASHBOARD_PATH, is_data_path, is_page_path
 from server.error_responses import CLIENT_CLOSED_REQUEST, error_response
 from server.errors import ApiError, InternalError, InvalidApiKey, PermissionDenied
 from server.metrics import ServerMetrics
@@ -25,7 +26,7 @@ _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 ADMIN_PATHS = frozenset({"/metrics"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _UNMATCHED = "unmatched"
-_QUIET_PREFIXES = ("/health", "/metrics")
+_QUIET_PREFIXES = ("/health", "/metrics", DASHBOARD_PATH)  # asked all the time
 
 access_logger = logging.getLogger("octavo.access")
 request_log = logging.getLogger("octavo.requests")
@@ -41,7 +42,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401 or 403. The holder's name is in the scope's state, as `key_name`."""
-        if scope["type"] != "http" or (path := _route_path(scope)) == LIVENESS_PATH:
+        if scope["type"] != "http" or (path := _route_path(scope)) == LIVENESS_PATH or is_page_path(path):
             await self._app(scope, receive, send)
             return
         key = _given_key(Headers(scope=scope), path)
@@ -51,11 +52,16 @@ class ApiKeys:
         await (self._app if refusal is None else error_response(refusal, path))(scope, receive, send)
 
     def _refusal(self, holder: KeyHolder | None, path: str) -> ApiError | None:
-        for_admin = self._keys.has_admin_key and path in ADMIN_PATHS
+        for_admin = self._keys.has_admin_key and (path in ADMIN_PATHS or is_data_path(path))
         if holder is None and (for_admin or not self._keys.is_open):
             return InvalidApiKey("The Authorization header must carry a valid key: Bearer <key>.")
         if for_admin and holder is not None and not holder.is_admin:
             return PermissionDenied(f"{path} is only for the holder of the admin key.")
+        if is_data_path(path) and not (self._keys.is_open or self._keys.has_admin_key):
+            return PermissionDenied(
+                "The dashboard shows the requests of every key, so it needs an admin key: "
+                "start the server with --admin-api-key, and enter that key here."
+            )
         return None
 
 

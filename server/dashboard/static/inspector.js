@@ -1,0 +1,5 @@
+// The page "Inspector".
+
+import { mountShell } from "./shell.js";
+
+mountShell("inspector");

@@ -1,0 +1,5 @@
+// The page "Live".
+
+import { mountShell } from "./shell.js";
+
+mountShell("live");

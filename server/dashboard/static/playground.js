@@ -1,0 +1,5 @@
+// The page "Playground".
+
+import { mountShell } from "./shell.js";
+
+mountShell("playground");
