@@ -22,6 +22,7 @@ class BlockPool:
         self._empty = deque(range(num_blocks))  # free and not kept; next to hand out first
         self._evictable: OrderedDict[int, None] = OrderedDict()  # free and kept; next to hand out first
         self._num_references = 0
+        self._num_shared = 0  # blocks with more than one reference
 
     @property
     def num_blocks(self) -> int:
@@ -42,6 +43,11 @@ class BlockPool:
     def num_references(self) -> int:
         """Of all blocks together."""
         return self._num_references
+
+    @property
+    def num_shared_blocks(self) -> int:
+        """Blocks with more than one reference."""
+        return self._num_shared
 
     def ref_count(self, block_id: int) -> int:
         """How many block tables hold this block."""
@@ -86,6 +92,7 @@ class BlockPool:
 
     def release(self, block_id: int) -> None:
         """Drop a reference; the last one frees the block."""
+        self._num_shared += self._ref_counts[block_id] == 2
         ref_count = self._ref_counts[block_id]
         assert ref_count > 0, f"release of free block {block_id}"
         self._ref_counts[block_id] = ref_count - 1
@@ -95,6 +102,7 @@ class BlockPool:
         if self._is_kept[block_id]:
             self._evictable[block_id] = None
         else:
+            self._num_shared -= ref_count == 2
             self._empty.append(block_id)
 
     def check_integrity(self, expected_ref_counts: dict[int, int]) -> None:
@@ -119,3 +127,5 @@ class BlockPool:
             )
         assert len(free) + len(expected_ref_counts) == self.num_blocks, "free + used blocks differ from the total"
         assert self._num_references == sum(expected_ref_counts.values()), "references are counted wrongly"
+        num_shared = sum(count > 1 for count in expected_ref_counts.values())
+        assert self._num_shared == num_shared, f"{self._num_shared} blocks count as shared, {num_shared} are"

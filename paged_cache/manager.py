@@ -83,6 +83,30 @@ class BlockManager:
         return self._pool.num_references - self.num_used_blocks
 
     @property
+    def num_shared_blocks(self) -> int:
+        """Blocks that more than one table holds."""
+        return self._pool.num_shared_blocks
+
+    def num_empty_slots(self, held: Iterable[tuple[BlockTable, int]]) -> int:
+        """Slots of used blocks that hold no token: what paging wastes.
+
+        Args:
+            held: every table that holds blocks, with the number of its tokens that are in them.
+        """
+        block_size, pool = self.block_size, self._pool
+        if not pool.num_shared_blocks:
+            return pool.num_references * block_size - sum(num_tokens for _, num_tokens in held)
+        num_empty = pool.num_references * block_size
+        most_tokens: dict[int, int] = {}  # of partial blocks that several tables hold
+        for table, num_tokens in held:
+            num_empty -= num_tokens
+            num_full, num_partial = divmod(num_tokens, block_size)
+            if num_partial and pool.ref_count(block_id := table.block_ids[num_full]) > 1:
+                num_empty -= block_size - num_partial
+                most_tokens[block_id] = max(num_partial, most_tokens.get(block_id, 0))
+        return num_empty + sum(block_size - num_tokens for num_tokens in most_tokens.values())
+
+    @property
     def enable_prefix_caching(self) -> bool:
         """Full blocks are kept for whoever begins alike."""
         return self._hasher is not None

@@ -177,6 +177,10 @@ class Scheduler:
             num_used_host_blocks=manager.num_used_host_blocks,
             num_evictable_blocks=manager.num_evictable_blocks,
         )
+            num_recomputed_prompt_tokens=counters.num_recomputed_prompt_tokens,
+            num_shared_blocks=manager.num_shared_blocks,
+            num_copied_blocks=counters.num_copied_blocks,
+            num_empty_slots=manager.num_empty_slots((s.block_table, s.num_computed_tokens) for s in queues.running),
 
     def check_integrity(self) -> None:
         """Prove that blocks, block tables, queues and counters agree.
@@ -224,6 +228,7 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: StepResult, now: float = 0.0) -> list[SequenceUpdate]:
         """Take in what the oldest scheduled step brought: sampled tokens, forks, stop checks."""
         assert self._in_flight and output is self._in_flight[0], "steps are updated in the order of their scheduling"
+        self._counters.num_copied_blocks += len(output.block_copies)
         self._in_flight.popleft()
         self._queues.now = now
         updates: list[SequenceUpdate] = []
@@ -244,9 +249,11 @@ class Scheduler:
         for sequence, start in plan.commit():
             end = sequence.num_computed_tokens
             if start < sequence.num_lost_tokens:
-                num_again = min(end, sequence.num_lost_tokens) - start
-                sequence.num_recomputed_tokens += num_again
-                self._counters.num_recomputed_tokens += num_again
+                last = min(end, sequence.num_lost_tokens)
+                sequence.num_recomputed_tokens += last - start
+                self._counters.num_recomputed_tokens += last - start
+                num_prompt = max(0, min(last, sequence.num_prompt_tokens) - start)
+                self._counters.num_recomputed_prompt_tokens += num_prompt
             if end // block_size != start // block_size:
                 self._queues.register(sequence)
             if is_charged and start < sequence.num_prompt_tokens:

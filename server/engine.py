@@ -27,6 +27,7 @@ from server.engine_load import EngineLoad, log_starving
 from server.grammar_compilation import GrammarCompilation
 from server.messages import EngineInfo, EngineStats, Rejected, Submit
 from server.submission_check import refuse_unknown_token_ids
+from server.step_clock import StepClock
 from server.tokenizer import load_tokenizer
 
 logger = logging.getLogger("octavo.engine")
@@ -61,6 +62,7 @@ class Engine:
         self._clock = clock
         self._load = EngineLoad()
         self._rejected: list[Rejected] = []  # by the scheduler, not taken yet
+        self._step_clock = StepClock()
         self._num_steps_ahead = 1 if async_scheduling else 0
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()  # launched, not updated
         self._num_integrity_failures = 0
@@ -74,12 +76,15 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """Counters and gauges as of now."""
-        stats = self._scheduler.stats
+        stats, steps = self._scheduler.stats, self._step_clock
         return EngineStats(
             *astuple(stats),
             num_integrity_failures=self._num_integrity_failures,
             queue_seconds=self._load.seconds_until_served(stats),
         )
+            step_seconds=dict(steps.seconds),
+            step_token_counts=tuple(steps.token_counts),
+            num_step_tokens=steps.num_tokens,
 
     def submit(self, message: Submit) -> None:
         """Queue a request, or let `take_rejected` find it where there is no room, or another that gave way to it.
@@ -113,6 +118,7 @@ class Engine:
         if not self.has_unfinished:  # after an abort or a drop too, which no step follows
             self._load.rests()
         rejected, self._rejected = self._rejected, []
+            self._step_clock.rests()
         return rejected
 
     def take_reports(self) -> list[RequestReport]:
@@ -149,18 +155,25 @@ class Engine:
             self._load.begins_step(now)
             output = self._scheduler.schedule(now)
             self._in_flight.append((output, self._runner.launch(output)))
+        steps = self._step_clock
+        steps.begins_step()
             if len(self._in_flight) <= self._num_steps_ahead:
                 return []
         output, pending = self._in_flight.popleft()
         result = pending.result()
+            steps.ends("schedule")
         now = self._clock()
+            steps.counts(output.num_tokens)
         updates = self._scheduler.update(output, result, now)
+                steps.ends("execute")
         self._load.ends_step(output.num_tokens, now, is_last=not self.has_unfinished)
         return updates
 
+        steps.ends("execute")
     def check_integrity(self) -> None:
         """Prove that the block pool is whole; if it is not, count and report it and go on serving.
 
+        steps.ends("update")
         For an idle engine: while steps are in flight, blocks that are free already may still be written to.
         """
         assert not self._in_flight

@@ -4,13 +4,16 @@ Names, labels and meanings are vLLM's where it has the idea, and begin with `oct
 from zero with the engine, as counters may. Knows no request.
 """
 
+import time
 from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
 from server.engine_client import EngineClient
+from server.histogram import INF, histogram_family
 from server.messages import EngineStats
 from server.metric_families import Families, Snapshot
+from server.step_clock import STEP_PARTS, STEP_TOKEN_BOUNDS
 
 _NOTHING_YET = EngineStats(
     num_running=0,
@@ -32,22 +35,46 @@ class EngineSeries:
         """Read `engine` at each scrape."""
         self._families = families
         self._engine = engine
+        self._created = time.time()
 
     def snapshot(self) -> Snapshot:
         """Every series, as of now."""
         stats = self._engine.stats or _NOTHING_YET
         is_ready, num_restarts = self._engine.ready, self._engine.num_restarts
-        return lambda: self._collect(stats, is_ready=is_ready, num_restarts=num_restarts)
+        block_size = 0 if self._engine.info is None else self._engine.info.block_size
+        return lambda: self._collect(stats, block_size, is_ready=is_ready, num_restarts=num_restarts)
 
-    def _collect(self, stats: EngineStats, *, is_ready: bool, num_restarts: int) -> Iterable[Metric]:
+    def _collect(self, stats: EngineStats, block_size: int, *, is_ready: bool, num_restarts: int) -> Iterable[Metric]:
         make = self._families
         yield make.gauge("octavo_engine_ready", "1 while new requests are served, as /health/ready says.", is_ready)
         yield make.counter("octavo_engine_restarts", "Times that the engine process was lost.", num_restarts)
-        yield make.counter("octavo_engine_steps", "Steps that computed something.", stats.num_steps)
+        yield from self._steps(stats)
         yield from self._queues(stats)
         yield from self._tokens(stats)
         yield from self._blocks(stats)
+        yield from self._sharing(stats, block_size)
         yield from self._host_blocks(stats)
+
+    def _steps(self, stats: EngineStats) -> Iterable[Metric]:
+        make = self._families
+        yield make.counter("octavo_engine_steps", "Steps that computed something.", stats.num_steps)
+        yield make.counters(
+            "octavo_step_seconds",
+            "Where the time of the engine's steps went: choosing tokens and blocks, computing, taking in the result, "
+            "and between two steps.",
+            "part",
+            {part: stats.step_seconds.get(part, 0.0) for part in STEP_PARTS},
+        )
+        bounds = (*STEP_TOKEN_BOUNDS, INF)
+        yield histogram_family(
+            "vllm:iteration_tokens_total",
+            "Tokens that a step computed.",
+            make.labels,
+            bounds,
+            stats.step_token_counts or (0,) * len(bounds),
+            stats.num_step_tokens,
+            self._created,
+        )
 
     def _queues(self, stats: EngineStats) -> Iterable[Metric]:
         make = self._families
@@ -96,9 +123,12 @@ class EngineSeries:
         )
         yield make.counter("vllm:prefix_cache_hits", "Of them, those that were found.", hits)
         yield make.counter("vllm:generation_tokens", "Generated tokens.", stats.num_generation_tokens)
-        again = stats.num_recomputed_tokens
-        yield make.counter("octavo_recomputed_tokens", "Tokens computed again after preemption.", again)
-        yield make.counter("vllm:prompt_tokens_recomputed", "Tokens computed again after preemption.", again)
+        yield make.counter(
+            "octavo_recomputed_tokens", "Tokens computed again after preemption.", stats.num_recomputed_tokens
+        )
+        yield make.counter(
+            "vllm:prompt_tokens_recomputed", "Of them, those of prompts.", stats.num_recomputed_prompt_tokens
+        )
 
     def _blocks(self, stats: EngineStats) -> Iterable[Metric]:
         make = self._families
@@ -117,15 +147,29 @@ class EngineSeries:
             },
         )
         yield make.gauge(
-            "octavo_kv_blocks_saved", "Blocks that would be needed besides, were none shared.", stats.num_saved_blocks
-        )
-        yield make.gauge(
             "octavo_kv_blocks_cached", "Blocks that others may begin with, used ones included.", stats.num_cached_blocks
         )
         yield make.counter("octavo_kv_blocks_evicted", "Cached blocks given up for others.", stats.num_evicted_blocks)
         yield make.counter(
             "octavo_kv_cache_integrity_failures", "Idle checks that failed.", stats.num_integrity_failures
         )
+
+    def _sharing(self, stats: EngineStats, block_size: int) -> Iterable[Metric]:
+        make = self._families
+        yield make.gauge(
+            "octavo_kv_blocks_shared", "Used blocks that more than one sequence holds.", stats.num_shared_blocks
+        )
+        yield make.gauge(
+            "octavo_kv_blocks_saved", "Blocks that would be needed besides, were none shared.", stats.num_saved_blocks
+        )
+        yield make.counter(
+            "octavo_kv_blocks_copied",
+            "Shared blocks that were copied before one of their holders wrote to them (copy-on-write).",
+            stats.num_copied_blocks,
+        )
+        num_slots = stats.num_used_blocks * block_size
+        wasted = stats.num_empty_slots / num_slots if num_slots else 0.0
+        yield make.gauge("octavo_kv_waste_perc", "Part of used blocks' slots that hold no token, 0 to 1.", wasted)
 
     def _host_blocks(self, stats: EngineStats) -> Iterable[Metric]:
         make = self._families

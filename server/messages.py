@@ -7,6 +7,7 @@ from scheduler.request_report import RequestReport
 from scheduler.sampling_params import SamplingParams
 from scheduler.stats import SchedulerStats
 from server.token_ids import TokenIds
+from server.step_clock import StepPart
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -95,6 +96,9 @@ class StepUpdates(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     updates: list[SequenceUpdate]
     stats: EngineStats | None  # None: as they were, or nearly
+    step_seconds: dict[StepPart, float] = msgspec.field(default_factory=dict)  # since the start
+    step_token_counts: tuple[int, ...] = ()  # steps by how many tokens they computed, see STEP_TOKEN_BOUNDS
+    num_step_tokens: int = 0  # of all steps
     reports: list[RequestReport] = []  # of requests that have ended, in whatever way
 
 

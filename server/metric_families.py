@@ -29,6 +29,11 @@ class Families:
         """Of LABELS."""
         return self.model_name, self.engine
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Names and values."""
+        return dict(zip(LABELS, self.label_values, strict=True))
+
     def gauge(self, name: str, documentation: str, value: float) -> Metric:
         """One series that may fall."""
         family = GaugeMetricFamily(name, documentation, labels=LABELS)

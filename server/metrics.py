@@ -169,8 +169,7 @@ class ServerMetrics:
         return [*parts, *(histogram.snapshot() for histogram in self._histograms), self._registry.collect]
 
     def _histogram(self, name: str, documentation: str, buckets: Iterable[float]) -> Histogram:
-        labels = dict(zip(LABELS, self._families.label_values, strict=True))
-        histogram = Histogram(f"vllm:{name}", documentation, labels, buckets)
+        histogram = Histogram(f"vllm:{name}", documentation, self._families.labels, buckets)
         self._histograms.append(histogram)
         return histogram
 

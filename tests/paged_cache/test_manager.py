@@ -1,5 +1,7 @@
 """The block manager: allocation, sharing, copy-on-write, freeing, and the proof that nothing leaks."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +107,10 @@ def test_any_sequence_of_calls_keeps_the_pool_whole(calls):
             if manager.allocate(table, num_tokens, num_tokens + amount) is not None:
                 tables[position : position + 1] = [(table, num_tokens + amount)]
         manager.check_integrity(table for table, _ in tables)
+        held = {(t.block_ids[place // 3], place % 3) for t, num_tokens in tables for place in range(num_tokens)}
+        assert manager.num_empty_slots(tables) == manager.num_used_blocks * 3 - len(held)
+        holders = Counter(block_id for table, _ in tables for block_id in table.block_ids)
+        assert manager.num_shared_blocks == sum(count > 1 for count in holders.values())
     for table, num_tokens in tables:
         assert len(table) == manager.num_blocks_for(num_tokens)
         manager.free(table)

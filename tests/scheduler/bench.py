@@ -255,6 +255,7 @@ class Bench:
     def _count(self, output: SchedulerOutput, sequences: dict[int, Sequence]) -> None:
         self._totals["num_swapped_out_blocks"] += len(output.swapped_out)
         self._totals["num_swapped_in_blocks"] += len(output.swapped_in)
+        self._totals["num_copied_blocks"] += len(output.block_copies)
         for row in output.rows:
             was_preempted = sequences[row.seq_id].num_preemptions > 0
             counts = self.counts.setdefault(row.seq_id, RowCounts(row.num_computed_tokens, was_preempted))

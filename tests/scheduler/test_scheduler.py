@@ -1,5 +1,7 @@
 """The scheduler against a fake runner that checks every slot: named cases, one for each rule."""
 
+from collections import Counter
+
 import pytest
 
 from scheduler.admission import RequestRefused
@@ -79,9 +81,18 @@ def test_preemption_recomputes_and_changes_no_token():
     bench = Bench(num_blocks=8, block_size=4)
     for name in "abcd":
         bench.add(name, prompt_len=6, max_tokens=20)
-    bench.drain()
-    assert bench.scheduler.stats.num_preemptions > 0
-    assert bench.scheduler.stats.num_recomputed_tokens > 0
+    furthest: Counter[int] = Counter()  # what sequences have had computed, by seq_id
+    num_again = num_prompt_again = 0
+    while bench.scheduler.has_unfinished:
+        for row in bench.step().rows:
+            last = min(furthest[row.seq_id], row.end)
+            num_again += max(0, last - row.num_computed_tokens)
+            num_prompt_again += max(0, min(last, 6) - row.num_computed_tokens)
+            furthest[row.seq_id] = max(furthest[row.seq_id], row.end)
+    stats = bench.scheduler.stats
+    assert stats.num_preemptions > 0
+    assert (stats.num_recomputed_tokens, stats.num_recomputed_prompt_tokens) == (num_again, num_prompt_again)
+    assert 0 < num_prompt_again < num_again
     bench.assert_all_exact()
 
 

@@ -11,6 +11,7 @@ from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
 from server.engine import Engine
 from server.messages import EngineInfo, Submit
+from server.step_clock import STEP_PARTS
 from server.token_ids import TokenIds
 from tests.scheduler.fake_runner import VOCAB_SIZE, FakeRunner, expected_tokens
 
@@ -76,7 +77,13 @@ def test_both_loops_give_every_token_and_leave_a_whole_pool(settings, most_in_fl
     assert engine._runner.most_in_flight == most_in_flight
     assert engine._runner.num_in_flight == 0
     engine.check_integrity()
-    assert engine.stats.num_integrity_failures == engine.stats.num_used_blocks == 0
+    stats = engine.stats
+    assert (
+        stats.num_integrity_failures == stats.num_used_blocks == stats.num_shared_blocks == stats.num_empty_slots == 0
+    )
+    assert sum(stats.step_token_counts) == stats.num_steps
+    assert stats.num_step_tokens >= stats.num_prompt_tokens - stats.num_prefix_hits + stats.num_recomputed_tokens
+    assert all(stats.step_seconds[part] > 0 for part in STEP_PARTS)
 
 
 @pytest.mark.parametrize("num_steps", range(1, 6))

@@ -162,6 +162,13 @@ async def test_what_the_engine_counts_is_told_as_boards_read_it():
             num_host_blocks=20,
             num_used_host_blocks=5,
             num_evictable_blocks=12,
+            num_recomputed_prompt_tokens=4,
+            num_shared_blocks=17,
+            num_copied_blocks=18,
+            num_empty_slots=160,
+            step_seconds={"schedule": 0.5, "execute": 2.0},
+            step_token_counts=(1, 0, 2, *(0,) * 10, 3),
+            num_step_tokens=90_000,
         )
 
     async with client_of(make_app(BusyEngine())) as client:
@@ -176,7 +183,12 @@ async def test_what_the_engine_counts_is_told_as_boards_read_it():
         "vllm:prefix_cache_queries_total": 900,
         "vllm:prefix_cache_hits_total": 300,
         "vllm:generation_tokens_total": 5,
-        "vllm:prompt_tokens_recomputed_total": 6,
+        "vllm:prompt_tokens_recomputed_total": 4,
+        "octavo_kv_blocks_shared": 17,
+        "octavo_kv_blocks_copied_total": 18,
+        "octavo_kv_waste_perc": 160 / (40 * 16),
+        "vllm:iteration_tokens_total_sum": 90_000,
+        "vllm:iteration_tokens_total_count": 6,
         "octavo_kv_blocks_swapped_out_total": 7,
         "octavo_kv_blocks_swapped_in_total": 8,
         "octavo_num_queued_prompt_tokens": 12,
@@ -204,6 +216,8 @@ async def test_what_the_engine_counts_is_told_as_boards_read_it():
         },
         ("vllm:admission_rejections_total", "reason"): {"queue_full": 9},
         ("octavo_kv_blocks", "state"): {"free": 48, "cached": 12, "used": 40},
+        ("octavo_step_seconds_total", "part"): {"schedule": 0.5, "execute": 2, "update": 0, "between": 0},
+        ("vllm:iteration_tokens_total_bucket", "le"): {"1.0": 1, "8.0": 1, "16.0": 3, "16384.0": 3, "+Inf": 6},
         ("octavo_requests_dropped_total", "cause"): {"queue_full": 9, "queue_timeout": 10, "deadline": 11},
     }
     for (name, label), values in labelled.items():
