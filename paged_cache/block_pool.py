@@ -61,6 +61,10 @@ class BlockPool:
         """Whether this block is worth keeping when it is free."""
         return bool(self._is_kept[block_id])
 
+    def kept_blocks(self) -> bytes:
+        """The same of all blocks: a byte for each, 1 if it is."""
+        return bytes(self._is_kept)
+
     def allocate(self) -> int:
         """Take one free block with one reference, which is not kept any more. The caller has checked that one is free.
 
@@ -88,21 +92,21 @@ class BlockPool:
             assert block_id in self._evictable, f"share of free block {block_id}"
             del self._evictable[block_id]
         self._ref_counts[block_id] += 1
+        self._num_shared += self._ref_counts[block_id] == 2
         self._num_references += 1
 
     def release(self, block_id: int) -> None:
         """Drop a reference; the last one frees the block."""
-        self._num_shared += self._ref_counts[block_id] == 2
         ref_count = self._ref_counts[block_id]
         assert ref_count > 0, f"release of free block {block_id}"
         self._ref_counts[block_id] = ref_count - 1
         self._num_references -= 1
         if ref_count > 1:
+            self._num_shared -= ref_count == 2
             return
         if self._is_kept[block_id]:
             self._evictable[block_id] = None
         else:
-            self._num_shared -= ref_count == 2
             self._empty.append(block_id)
 
     def check_integrity(self, expected_ref_counts: dict[int, int]) -> None:

@@ -121,6 +121,10 @@ class BlockManager:
         """Of the cached blocks, those that no table holds."""
         return self._pool.num_evictable_blocks
 
+    def cached_blocks(self) -> bytes:
+        """Which blocks those are: a byte for each block of the pool, 1 if it is one."""
+        return self._pool.kept_blocks()
+
     @property
     def num_evicted_blocks(self) -> int:
         """Cached blocks that were handed out for something else, since the start."""

@@ -29,6 +29,7 @@ from scheduler.output import (
     StepResult,
 )
 from scheduler.planner import Planner
+from scheduler.pool_report import PoolReport, report_pool
 from scheduler.queues import SequenceQueues
 from scheduler.request import Request, Sequence, SequenceStatus
 from scheduler.results import NOTHING_ACCEPTED, accept_tokens, build_update, unreported_scores
@@ -176,11 +177,15 @@ class Scheduler:
             num_host_blocks=manager.num_host_blocks,
             num_used_host_blocks=manager.num_used_host_blocks,
             num_evictable_blocks=manager.num_evictable_blocks,
-        )
             num_recomputed_prompt_tokens=counters.num_recomputed_prompt_tokens,
             num_shared_blocks=manager.num_shared_blocks,
             num_copied_blocks=counters.num_copied_blocks,
             num_empty_slots=manager.num_empty_slots((s.block_table, s.num_computed_tokens) for s in queues.running),
+        )
+
+    def report_pool(self) -> PoolReport:
+        """Every block of the pool and who holds it, as of now. To be called between steps, and not at each."""
+        return report_pool(self._manager, self._queues.running)
 
     def check_integrity(self) -> None:
         """Prove that blocks, block tables, queues and counters agree.
@@ -223,12 +228,12 @@ class Scheduler:
         self._queues.known_to_runner.update(row.seq_id for row in output.rows)
         self._in_flight.append(output)
         self._counters.num_steps += bool(output.rows)
+        self._counters.num_copied_blocks += len(output.block_copies)
         return output
 
     def update(self, output: SchedulerOutput, result: StepResult, now: float = 0.0) -> list[SequenceUpdate]:
         """Take in what the oldest scheduled step brought: sampled tokens, forks, stop checks."""
         assert self._in_flight and output is self._in_flight[0], "steps are updated in the order of their scheduling"
-        self._counters.num_copied_blocks += len(output.block_copies)
         self._in_flight.popleft()
         self._queues.now = now
         updates: list[SequenceUpdate] = []

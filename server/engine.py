@@ -18,6 +18,7 @@ from paged_cache.manager import BlockManager
 from scheduler.admission import RequestRefused
 from scheduler.grammar import Vocabulary
 from scheduler.output import SchedulerOutput, SequenceUpdate
+from scheduler.pool_report import PoolReport
 from scheduler.request import Request
 from scheduler.request_report import RequestReport
 from scheduler.scheduler import Scheduler
@@ -26,8 +27,8 @@ from server.engine_config import EngineConfig
 from server.engine_load import EngineLoad, log_starving
 from server.grammar_compilation import GrammarCompilation
 from server.messages import EngineInfo, EngineStats, Rejected, Submit
-from server.submission_check import refuse_unknown_token_ids
 from server.step_clock import StepClock
+from server.submission_check import refuse_unknown_token_ids
 from server.tokenizer import load_tokenizer
 
 logger = logging.getLogger("octavo.engine")
@@ -61,8 +62,8 @@ class Engine:
         self._grammars = grammars
         self._clock = clock
         self._load = EngineLoad()
-        self._rejected: list[Rejected] = []  # by the scheduler, not taken yet
         self._step_clock = StepClock()
+        self._rejected: list[Rejected] = []  # by the scheduler, not taken yet
         self._num_steps_ahead = 1 if async_scheduling else 0
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()  # launched, not updated
         self._num_integrity_failures = 0
@@ -81,10 +82,10 @@ class Engine:
             *astuple(stats),
             num_integrity_failures=self._num_integrity_failures,
             queue_seconds=self._load.seconds_until_served(stats),
-        )
             step_seconds=dict(steps.seconds),
             step_token_counts=tuple(steps.token_counts),
             num_step_tokens=steps.num_tokens,
+        )
 
     def submit(self, message: Submit) -> None:
         """Queue a request, or let `take_rejected` find it where there is no room, or another that gave way to it.
@@ -117,8 +118,8 @@ class Engine:
         self._take_grammars(now)
         if not self.has_unfinished:  # after an abort or a drop too, which no step follows
             self._load.rests()
-        rejected, self._rejected = self._rejected, []
             self._step_clock.rests()
+        rejected, self._rejected = self._rejected, []
         return rejected
 
     def take_reports(self) -> list[RequestReport]:
@@ -132,6 +133,10 @@ class Engine:
         now = self._clock()
         reports = (self._scheduler.ledger.report(request_id, now) for request_id in request_ids)
         return [report for report in reports if report is not None]
+
+    def inspect_pool(self) -> PoolReport:
+        """Every KV block and who holds it."""
+        return self._scheduler.report_pool()
 
     def abort(self, request_id: str, index: int | None) -> None:
         """End a request or one of its sequences, in whatever state."""
@@ -150,30 +155,30 @@ class Engine:
         With async scheduling the update is that of the step before, which runs meanwhile: the first of the steps
         brings nothing yet, and when nothing is left to schedule the last result is taken by a step of its own.
         """
+        steps = self._step_clock
+        steps.begins_step()
         if self._scheduler.has_runnable:
             now = self._clock()
             self._load.begins_step(now)
             output = self._scheduler.schedule(now)
+            steps.ends("schedule")
             self._in_flight.append((output, self._runner.launch(output)))
-        steps = self._step_clock
-        steps.begins_step()
+            steps.counts(output.num_tokens)
             if len(self._in_flight) <= self._num_steps_ahead:
+                steps.ends("execute")
                 return []
         output, pending = self._in_flight.popleft()
         result = pending.result()
-            steps.ends("schedule")
+        steps.ends("execute")
         now = self._clock()
-            steps.counts(output.num_tokens)
         updates = self._scheduler.update(output, result, now)
-                steps.ends("execute")
         self._load.ends_step(output.num_tokens, now, is_last=not self.has_unfinished)
+        steps.ends("update")
         return updates
 
-        steps.ends("execute")
     def check_integrity(self) -> None:
         """Prove that the block pool is whole; if it is not, count and report it and go on serving.
 
-        steps.ends("update")
         For an idle engine: while steps are in flight, blocks that are free already may still be written to.
         """
         assert not self._in_flight

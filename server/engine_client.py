@@ -35,7 +35,9 @@ from server.messages import (
     EngineStats,
     Inspect,
     Inspection,
+    InspectPool,
     LoadProgress,
+    PoolInspection,
     Rejected,
     StepUpdates,
     Submit,
@@ -78,7 +80,7 @@ class EngineClient:
         self._stall_timeout = stall_timeout
         self._codec = MessageCodec(EngineMessage)
         self._streams: dict[str, UpdateStream] = {}
-        self._inspections: dict[int, asyncio.Future[list[RequestReport]]] = {}
+        self._inspections: dict[int, asyncio.Future[Inspection | PoolInspection]] = {}
         self._num_inspections = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -167,21 +169,32 @@ class EngineClient:
         Raises:
             EngineUnavailable: if it does not answer between two steps, is lost, or is starting.
         """
+        answer = await self._ask(lambda number: Inspect(number, list(request_ids)))
+        assert isinstance(answer, Inspection)
+        return answer.reports
+
+    async def inspect_pool(self) -> PoolInspection:
+        """Every KV block and who holds it. Raises EngineUnavailable, as `inspect` does."""
+        answer = await self._ask(InspectPool)
+        assert isinstance(answer, PoolInspection)
+        return answer
+
+    # --- the process ---
+
+    async def _ask(self, question: Callable[[int], Inspect | InspectPool]) -> Inspection | PoolInspection:
         if not self._serving:
             raise EngineUnavailable("The engine is starting.")
         self._num_inspections += 1
         number = self._num_inspections
-        self._send(Inspect(number, list(request_ids)))
+        self._send(question(number))
         answer = self._inspections[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(_INSPECTION_SECONDS):
                 return await answer
         except TimeoutError:
-            raise EngineUnavailable("The engine is too busy to say what became of the request.") from None
+            raise EngineUnavailable("The engine is too busy to answer between two steps.") from None
         finally:
             del self._inspections[number]
-
-    # --- the process ---
 
     def _send(self, message: EdgeMessage | EngineConfig) -> None:
         if self._connection is None or not self._connection.is_open:
@@ -277,9 +290,10 @@ class EngineClient:
                         self.on_report(report)
                 for update in message.updates:
                     self._deliver(update)
-            case Inspection(number, reports):
-                if number in self._inspections and not self._inspections[number].done():
-                    self._inspections[number].set_result(reports)
+            case Inspection() | PoolInspection():
+                answer = self._inspections.get(message.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
             case Rejected():
                 stream = self._streams.get(message.request_id)
                 if stream is not None:

@@ -28,7 +28,9 @@ from server.messages import (
     EngineMessage,
     Inspect,
     Inspection,
+    InspectPool,
     LoadProgress,
+    PoolInspection,
     Rejected,
     StepUpdates,
     Submit,
@@ -194,6 +196,10 @@ def _take_messages(engine: Engine, inbox: Inbox, outbox: Outbox, step_seconds: f
                 engine.abort(message.request_id, message.index)
             case Inspect():
                 outbox.send(Inspection(message.number, engine.inspect(message.request_ids)))
+            case InspectPool():
+                began = time.monotonic()
+                report = engine.inspect_pool()
+                outbox.send(PoolInspection(message.number, report, time.monotonic() - began))
 
 
 def main() -> None:

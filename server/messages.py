@@ -3,11 +3,12 @@
 import msgspec
 
 from scheduler.output import DropCause, SequenceUpdate
+from scheduler.pool_report import PoolReport
 from scheduler.request_report import RequestReport
 from scheduler.sampling_params import SamplingParams
 from scheduler.stats import SchedulerStats
-from server.token_ids import TokenIds
 from server.step_clock import StepPart
+from server.token_ids import TokenIds
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -37,6 +38,12 @@ class Inspect(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     number: int  # of the question
     request_ids: list[str]
+
+
+class InspectPool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Edge to engine: who holds which blocks? Answered between two steps."""
+
+    number: int  # of the question; Inspect's are counted with them
 
 
 class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -89,6 +96,9 @@ class EngineStats(SchedulerStats, frozen=True, array_like=True):
 
     num_integrity_failures: int = 0  # idle checks of the block pool that found it not whole
     queue_seconds: float | None = None  # for what waits, by the speed of the last steps; None = nothing was timed yet
+    step_seconds: dict[StepPart, float] = msgspec.field(default_factory=dict)  # since the start
+    step_token_counts: tuple[int, ...] = ()  # steps by how many tokens they computed, see STEP_TOKEN_BOUNDS
+    num_step_tokens: int = 0  # of all steps
 
 
 class StepUpdates(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -96,9 +106,6 @@ class StepUpdates(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     updates: list[SequenceUpdate]
     stats: EngineStats | None  # None: as they were, or nearly
-    step_seconds: dict[StepPart, float] = msgspec.field(default_factory=dict)  # since the start
-    step_token_counts: tuple[int, ...] = ()  # steps by how many tokens they computed, see STEP_TOKEN_BOUNDS
-    num_step_tokens: int = 0  # of all steps
     reports: list[RequestReport] = []  # of requests that have ended, in whatever way
 
 
@@ -109,5 +116,13 @@ class Inspection(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reports: list[RequestReport]  # of those requests that are in the engine
 
 
-EdgeMessage = Submit | Abort | Inspect
-EngineMessage = EngineInfo | LoadProgress | EngineFailure | Rejected | StepUpdates | Inspection
+class PoolInspection(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Engine to edge: the answer to InspectPool."""
+
+    number: int  # of the question
+    report: PoolReport
+    seconds: float  # that the engine took for it
+
+
+EdgeMessage = Submit | Abort | Inspect | InspectPool
+EngineMessage = EngineInfo | LoadProgress | EngineFailure | Rejected | StepUpdates | Inspection | PoolInspection

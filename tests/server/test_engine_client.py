@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -132,6 +133,25 @@ async def test_the_engine_says_what_happens_to_requests(client):
     assert not client.ready
     with pytest.raises(EngineUnavailable, match="is starting"):  # at once: nobody waits for the model to be loaded
         await asyncio.wait_for(client.inspect(["live"]), timeout=0.1)
+
+
+async def test_the_engine_says_who_holds_which_blocks(client):
+    stream = submit(client, "live", max_tokens=150, n=2, prompt=range(3, 13))
+    await anext(aiter(stream))
+    report = (await client.inspect_pool()).report
+    assert (report.block_size, len(report.is_cached)) == (4, 200)
+    assert [(holder.request_id, holder.index) for holder in report.holders] == [("live", 0), ("live", 1)]
+    tables, told = [], iter(array("i", report.block_ids))
+    for holder in report.holders:
+        assert (holder.num_prompt_tokens, holder.num_blocks) == (10, -(-holder.num_computed_tokens // 4))
+        tables.append([next(told) for _ in range(holder.num_blocks)])
+    assert next(told, None) is None
+    first, second = tables
+    assert first[:2] == second[:2] and not set(first[2:]) & set(second[2:])  # they share the full blocks of the prompt
+    assert all(report.is_cached[block_id] == 1 for block_id in first[:2])
+    client.abort("live")
+    await until(lambda: client.stats.num_used_blocks == 0)
+    assert (await client.inspect_pool()).report.holders == ()
 
 
 async def test_a_request_that_cannot_fit_is_rejected_with_its_field(client):
