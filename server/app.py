@@ -11,6 +11,7 @@ from scheduler.request_report import RequestReport
 from server.api_description import describe
 from server.api_keys import key_ring
 from server.config import Settings
+from server.dashboard.data import data_routes
 from server.dashboard.pages import page_routes
 from server.edge import Edge
 from server.engine_client import EngineClient
@@ -75,6 +76,7 @@ def create_app(
         app.include_router(routes.router)
     if settings.enable_dashboard:
         app.include_router(page_routes())
+        app.include_router(data_routes(engine))
     add_error_handlers(app)
     keys = key_ring(settings)
     describe(app, needs_key=not keys.is_open, has_admin_key=keys.has_admin_key)

@@ -31,6 +31,16 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Ascending, the last one infinite."""
+        return self._bounds
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many values so far were up to each bound and above the one before."""
+        return tuple(self._counts)
+
     def snapshot(self) -> Snapshot:
         """The series, as of now."""
         counts, total = tuple(self._counts), self._sum

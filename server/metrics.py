@@ -7,7 +7,7 @@ counts a request with n > 1; of what the engine reports when a prompt and all it
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -158,6 +158,15 @@ class ServerMetrics:
         """An HTTP request was answered. `handler` is a route's template: a path would make endless series."""
         self._http_requests.labels(handler, method, str(status)).inc()
         self._http_duration.labels(handler, method).observe(seconds)
+
+    def latencies(self) -> Mapping[str, Histogram]:
+        """What the dashboard draws percentiles of, by the names of the series."""
+        return {
+            "time_to_first_token_seconds": self._first_token,
+            "inter_token_latency_seconds": self._inter_token,
+            "e2e_request_latency_seconds": self._latency,
+            "request_queue_time_seconds": self._queue_time,
+        }
 
     async def exposition(self) -> bytes:
         """The text that Prometheus scrapes: values as of now, written in a thread, for one scrape at a time."""

@@ -10,6 +10,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -106,6 +107,19 @@ class RequestHistory:
     def expects_reports(self, trace: RequestTrace) -> bool:
         """The engine may know more of it than what has been taken."""
         return trace.answer_id in self._open
+
+    @property
+    def num_unanswered(self) -> int:
+        """Requests whose answers are not complete."""
+        return sum(trace.status is None for trace in self._open.values())
+
+    def unanswered(self, limit: int) -> list[RequestTrace]:
+        """Of those, the oldest."""
+        return list(islice((trace for trace in self._open.values() if trace.status is None), limit))
+
+    def last_ended(self, limit: int) -> list[RequestTrace]:
+        """The last ones that ended, the newest first."""
+        return list(islice(reversed(self._ended.values()), limit))
 
     def flush(self) -> None:
         """Write the lines that wait for a last word of the engine: there is none any more."""

@@ -12,13 +12,14 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from scheduler.grammar import Vocabulary
 from scheduler.output import SequenceFailure, SequenceUpdate, TokenLogprobs
+from scheduler.pool_report import BlockHolder, PoolReport
 from scheduler.request_report import RequestReport
 from scheduler.sampling_params import StructuredOutput
 from server.app import create_app
 from server.config import Settings
 from server.engine_errors import EngineDied, EngineUnavailable, RequestDropped, RequestRejected
 from server.grammar_trial_process import Outcome
-from server.messages import EngineInfo, EngineStats, Submit
+from server.messages import EngineInfo, EngineStats, PoolInspection, Submit
 from server.tokenizer import Tokenizer
 from server.tokenizer_parts import TokenizerParts
 from server.update_stream import UpdateStream
@@ -128,6 +129,7 @@ class FakeEngine:
         self.submitted: list[Submit] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.num_updates = 0
+        self.num_blocks = 64
         self._streams: dict[str, UpdateStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -188,6 +190,15 @@ class FakeEngine:
             raise EngineUnavailable("The engine is down.")
         live = [message for message in self.submitted if message.request_id in self._streams]
         return [self.report_of(message, False) for message in live if message.request_id in request_ids]
+
+    async def inspect_pool(self) -> PoolInspection:
+        """Each live request holds a block."""
+        if self.is_down:
+            raise EngineUnavailable("The engine is down.")
+        live = list(enumerate(m for m in self.submitted if m.request_id in self._streams))
+        holders = tuple(BlockHolder(m.request_id, m.tenant, 0, len(m.prompt_token_ids), 16, 16, 1) for _, m in live)
+        block_ids = struct.pack(f"={len(live)}i", *(block_id for block_id, _ in live))
+        return PoolInspection(1, PoolReport(16, bytes(self.num_blocks), holders, block_ids), 0.0)
 
     def _forget(self, request_id: str) -> None:
         if self._streams.pop(request_id, None) is not None and self.on_report is not None:

@@ -1,0 +1,80 @@
+"""Pictures of the engine for the dashboard, each shared by everyone who watches: one question a second, however many.
+
+A picture that took the engine long is kept for longer, so that watching never costs it more than a small part of its
+time. Nobody watches: nothing is asked.
+"""
+
+import asyncio
+import gzip
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.pool_report import PoolReport
+from server.dashboard.pool_image import draw_pool
+from server.engine_client import EngineClient
+from server.engine_errors import EngineUnavailable
+
+SECONDS = 1.0  # between two pictures
+_MOST_OF_ENGINE = 0.02  # of its time
+_MIN_PACKED = 4096  # bytes; below it packing saves nothing
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPicture:
+    """The pool at one moment."""
+
+    number: int  # another one looks different
+    content: bytes
+    packed: bytes | None  # the same with gzip, where it is smaller
+
+
+class PoolSnapshots:
+    """The newest picture of the block pool."""
+
+    def __init__(self, engine: EngineClient, clock: Callable[[], float] = time.monotonic) -> None:
+        """Ask `engine`, when somebody wants to see one and the last one is old."""
+        self._engine = engine
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._report: PoolReport | None = None
+        self._picture: PoolPicture | None = None
+        self._failure: str | None = None  # of the last question
+        self._next = -math.inf  # when it is time for another
+
+    async def newest(self) -> PoolPicture:
+        """A picture that is at most a second old, or somewhat more of a large pool.
+
+        Raises:
+            EngineUnavailable: if the engine does not answer; everyone is told for a second, and then it is asked again.
+        """
+        async with self._lock:
+            if self._clock() >= self._next:
+                await self._take()
+            if self._failure is not None:
+                raise EngineUnavailable(self._failure)
+            assert self._picture is not None
+            return self._picture
+
+    async def _take(self) -> None:
+        try:
+            inspection = await self._engine.inspect_pool()
+        except EngineUnavailable as error:
+            self._failure = str(error)
+            self._next = self._clock() + SECONDS
+            return
+        self._failure = None
+        pause = max(SECONDS, inspection.seconds / _MOST_OF_ENGINE)
+        self._next = self._clock() + pause
+        if inspection.report == self._report and self._picture is not None:
+            return
+        number = 1 if self._picture is None else self._picture.number + 1
+        self._picture = await asyncio.to_thread(_draw, inspection.report, number, pause)
+        self._report = inspection.report
+
+
+def _draw(report: PoolReport, number: int, pause: float) -> PoolPicture:
+    content = draw_pool(report, number, pause)
+    packed = gzip.compress(content, compresslevel=1, mtime=0) if len(content) >= _MIN_PACKED else None
+    return PoolPicture(number, content, packed if packed is not None and len(packed) < len(content) else None)
