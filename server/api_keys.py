@@ -68,6 +68,12 @@ class KeyRing:
         self.is_open = not self._listed and self._file is None  # to everyone, but for what needs the admin key
         self.has_admin_key = self._admin is not None
 
+    @property
+    def names(self) -> list[str]:
+        """Whose keys there are now, each once; where everyone may ask without a key, none but the admin's."""
+        of_keys = dict.fromkeys(name for _, name in self._all)
+        return [*([ADMIN] if self.has_admin_key else []), *of_keys]
+
     def holder(self, key: bytes) -> KeyHolder | None:
         """Whose key it is. Takes the same time whatever the key, so that it tells nothing about which one is close."""
         self._look_at_file()

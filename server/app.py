@@ -5,6 +5,7 @@ from functools import partial
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from kernels import __version__
 from scheduler.request_report import RequestReport
@@ -41,6 +42,7 @@ from server.routes import (
 from server.routes.generating import IGNORED_FIELDS_HEADER, TRUNCATED_TOKENS_HEADER
 from server.served_model import longest_token
 from server.tokenizer import Tokenizer
+from server.usage_metrics import NO_KEY
 
 _EXPOSED_HEADERS = (
     REQUEST_ID_HEADER,
@@ -59,7 +61,8 @@ def create_app(
     `preparer` reads large requests in another process; without one they are read in threads of this one.
     """
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
-    metrics = ServerMetrics(engine, settings)
+    keys = key_ring(settings)
+    metrics = ServerMetrics(engine, settings, [*keys.names, *([NO_KEY] if keys.is_open else [])])
     history = RequestHistory()
     engine.on_report = partial(_take_report, metrics, history)
     app.state.edge = Edge(
@@ -78,7 +81,9 @@ def create_app(
         app.include_router(page_routes())
         app.include_router(data_routes(engine))
     add_error_handlers(app)
-    keys = key_ring(settings)
+    for route in app.routes:
+        if isinstance(route, Route):
+            metrics.http.expect(route.path, route.methods or ())
     describe(app, needs_key=not keys.is_open, has_admin_key=keys.has_admin_key)
     # The last one added sees a request first.
     app.add_middleware(

@@ -69,6 +69,7 @@ class Edge:
             answer_id, state.request_id, state.key_name, model, request.scope["route"].path, num_prompts
         )
         state.trace = trace
+        self.metrics.usage.of(state.key_name).num_requests += 1
         return self.history.open(trace)
 
     def fingerprint(self) -> str:

@@ -99,6 +99,7 @@ class EmbeddingRun:
         self._trace = trace
         self._engine = engine
         self._metrics = metrics
+        self._usage = metrics.usage.of(trace.key_name)
         self._arrival = arrival
         self._submitter = submitter
         self._engine_ids = list(trace.engine_ids())
@@ -150,6 +151,8 @@ class EmbeddingRun:
 
     async def _wait(self, engine_id: str, stream: UpdateStream) -> bytes:
         async for update in stream:
+            if update.finish_reason is not None:
+                self._usage.add_prompt(self._open[engine_id], update.num_cached_tokens)
             if update.finish_reason == "error":
                 raise SequenceFailed(f"the prompt of {engine_id} failed in the engine")
             if update.finish_reason is not None:

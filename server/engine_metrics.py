@@ -110,19 +110,18 @@ class EngineSeries:
 
     def _tokens(self, stats: EngineStats) -> Iterable[Metric]:
         make, hits = self._families, stats.num_prefix_hits
-        yield make.counter("vllm:prompt_tokens", "Tokens of admitted prompts.", stats.num_prompt_tokens)
-        yield make.counter("vllm:prompt_tokens_cached", "Of them, those that were cached.", hits)
-        yield make.counters(
-            "vllm:prompt_tokens_by_source",
-            "Tokens of admitted prompts, by where their keys and values came from.",
-            "source",
-            {"local_compute": stats.num_prompt_tokens - hits, "local_cache_hit": hits, "external_kv_transfer": 0},
+        yield make.counter(
+            "octavo_engine_prompt_tokens", "Tokens of prompts that the engine admitted.", stats.num_prompt_tokens
+        )
+        yield make.counter(
+            "octavo_engine_generation_tokens",
+            "Tokens that the engine generated, those that came too late for anybody included.",
+            stats.num_generation_tokens,
         )
         yield make.counter(
             "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.num_prefix_queries
         )
         yield make.counter("vllm:prefix_cache_hits", "Of them, those that were found.", hits)
-        yield make.counter("vllm:generation_tokens", "Generated tokens.", stats.num_generation_tokens)
         yield make.counter(
             "octavo_recomputed_tokens", "Tokens computed again after preemption.", stats.num_recomputed_tokens
         )

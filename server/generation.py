@@ -56,6 +56,7 @@ class _SequenceProgress:
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
     has_ended_there: bool = False  # the engine knows of its end
+    has_counted_prompt: bool = False  # the first sequence of a prompt: its tokens are among those that are used
 
 
 class Generation:
@@ -76,6 +77,7 @@ class Generation:
         self._trace = trace
         self._engine = engine
         self._metrics = metrics
+        self._usage = metrics.usage.of(trace.key_name)
         self._arrival = arrival
         self._submitter = submitter
         self._tokenizer = tokenizer
@@ -245,6 +247,8 @@ class Generation:
         """The delta that an update makes. Its prompt's scores have been taken."""
         index = position * self._request.num_sequences + update.index
         choice = self._choices[index]
+        if update.index == 0 and not self._progress[index].has_counted_prompt:
+            self._count_prompt(index, update.num_cached_tokens)
         if choice.finish_reason is not None:
             return None  # it met a stop string, and this update was on its way already
         if update.finish_reason == "error":
@@ -267,6 +271,7 @@ class Generation:
     def _observe(self, index: int, update: SequenceUpdate, num_new_tokens: int) -> None:
         progress = self._progress[index]
         self._num_completion_tokens += num_new_tokens
+        self._usage.num_generation_tokens += num_new_tokens
         if update.num_cached_tokens and update.index == 0:  # a prompt is computed once for all of its sequences
             self._num_cached_tokens += max(0, update.num_cached_tokens - progress.num_cached_tokens)
             progress.num_cached_tokens = max(progress.num_cached_tokens, update.num_cached_tokens)
@@ -285,6 +290,11 @@ class Generation:
         else:
             self._metrics.observe_inter_token(now - progress.last_token_time)
         progress.last_token_time = now
+
+    def _count_prompt(self, index: int, num_cached_tokens: int) -> None:
+        """The prompt whose first sequence this is has been computed."""
+        self._progress[index].has_counted_prompt = True
+        self._usage.add_prompt(len(self._choices[index].prompt.prompt.token_ids), num_cached_tokens)
 
     def _observe_end(self, index: int, reason: FinishReason) -> None:
         choice, progress = self._choices[index], self._progress[index]
@@ -311,6 +321,10 @@ class Generation:
         for engine_id in self._engine_ids[first:last]:
             self._engine.abort(engine_id)
         for index in range(first * num_sequences, last * num_sequences):
+            if self._progress[index].first_token_time is not None:  # though the prompt's first sequence had nothing
+                of_prompt = index - index % num_sequences
+                if not self._progress[of_prompt].has_counted_prompt:
+                    self._count_prompt(of_prompt, 0)
             if self._choices[index].finish_reason is None:
                 self._observe_end(index, reason)
         if last < num_submitted:

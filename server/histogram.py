@@ -43,13 +43,12 @@ class Histogram:
 
     def snapshot(self) -> Snapshot:
         """The series, as of now."""
-        counts, total = tuple(self._counts), self._sum
-        return lambda: self._collect(counts, total)
+        return self.snapshot_as(self._name, self._documentation)
 
-    def _collect(self, counts: tuple[int, ...], total: float) -> Iterable[Metric]:
-        yield histogram_family(
-            self._name, self._documentation, self._labels, self._bounds, counts, total, self._created
-        )
+    def snapshot_as(self, name: str, documentation: str) -> Snapshot:
+        """The same under another name."""
+        counts, total = tuple(self._counts), self._sum
+        return lambda: [histogram_family(name, documentation, self._labels, self._bounds, counts, total, self._created)]
 
 
 def histogram_family(

@@ -26,6 +26,7 @@ class ChunkWriter:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         """For the answer to one request."""
+        self.num_bytes = 0  # written so, without the framing
         self._cycle = cycle
 
     @property
@@ -37,6 +38,7 @@ class ChunkWriter:
 
     def write(self, data: bytes) -> None:
         """Send a piece, not empty. To be called while it is ready."""
+        self.num_bytes += len(data)
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 

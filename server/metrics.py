@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client import Histogram as LabelledHistogram
 
 from scheduler.output import FinishReason
 from scheduler.request_report import RequestReport
@@ -21,8 +20,10 @@ from server.config import Settings
 from server.engine_client import EngineClient
 from server.engine_metrics import EngineSeries
 from server.histogram import Histogram
+from server.http_metrics import HttpSeries
 from server.info_metrics import InfoSeries
 from server.metric_families import LABELS, Families, Snapshot, render
+from server.usage_metrics import UsageSeries
 
 # vLLM's edges, and finer ones below them: a small model answers faster than its lowest.
 _FIRST_TOKEN_BUCKETS = (
@@ -37,7 +38,7 @@ _REQUEST_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
     *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-_HTTP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
+_LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _MAX_TOKENS_BUCKET = 1 << 20
 _FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
@@ -58,11 +59,19 @@ class SequenceRecord:
 class ServerMetrics:
     """Every series, present from the start."""
 
-    def __init__(self, engine: EngineClient, settings: Settings) -> None:
-        """Series for the model that is served; what `engine` itself counts is read from it at each scrape."""
+    def __init__(self, engine: EngineClient, settings: Settings, key_names: Iterable[str] = ()) -> None:
+        """Series for the model that is served.
+
+        Args:
+            engine: what it counts itself is read at each scrape.
+            settings: shown in labels.
+            key_names: of all keys that open the server; none where it is open to everyone.
+        """
         self._families = Families(settings.served_names[0])
         self._histograms: list[Histogram] = []
+        self.usage = UsageSeries(self._families, key_names)
         self._parts = (
+            self.usage,
             EngineSeries(self._families, engine),
             InfoSeries(self._families, engine, settings),
             BoardSeries(self._families, engine),
@@ -110,15 +119,9 @@ class ServerMetrics:
         self._success = {
             reason: success.labels(*self._families.label_values, reason) for reason in (*_FINISH_REASONS, "repetition")
         }
-        self._http_requests = Counter(
-            "http_requests", "Answered HTTP requests.", ("handler", "method", "status"), registry=self._registry
-        )
-        self._http_duration = LabelledHistogram(
-            "http_request_duration_seconds",
-            "From the request's first byte to the answer's last.",
-            ("handler", "method"),
-            buckets=_HTTP_BUCKETS,
-            registry=self._registry,
+        self.http = HttpSeries(self._families, self._registry)
+        self._loop_lag = self._histogram(
+            "event_loop_lag_seconds", "How late the event loop came to what was due.", _LAG_BUCKETS, prefix="octavo_"
         )
 
     def observe_n(self, n: int) -> None:
@@ -154,10 +157,9 @@ class ServerMetrics:
             self._prefill_computed.observe(report.num_prompt_tokens - report.num_cached_tokens)
             self._longest_answer.observe(report.max_generated_tokens)
 
-    def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """An HTTP request was answered. `handler` is a route's template: a path would make endless series."""
-        self._http_requests.labels(handler, method, str(status)).inc()
-        self._http_duration.labels(handler, method).observe(seconds)
+    def observe_loop_lag(self, seconds: float) -> None:
+        """The event loop came so late to a timer."""
+        self._loop_lag.observe(seconds)
 
     def latencies(self) -> Mapping[str, Histogram]:
         """What the dashboard draws percentiles of, by the names of the series."""
@@ -175,10 +177,15 @@ class ServerMetrics:
 
     def _snapshots(self) -> list[Snapshot]:
         parts = [part.snapshot() for part in self._parts]
-        return [*parts, *(histogram.snapshot() for histogram in self._histograms), self._registry.collect]
+        older = self._inter_token.snapshot_as(
+            "vllm:time_per_output_token_seconds", "Older name of vllm:inter_token_latency_seconds."
+        )
+        return [*parts, *(histogram.snapshot() for histogram in self._histograms), older, self._registry.collect]
 
-    def _histogram(self, name: str, documentation: str, buckets: Iterable[float]) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", documentation, self._families.labels, buckets)
+    def _histogram(
+        self, name: str, documentation: str, buckets: Iterable[float], *, prefix: str = "vllm:"
+    ) -> Histogram:
+        histogram = Histogram(f"{prefix}{name}", documentation, self._families.labels, buckets)
         self._histograms.append(histogram)
         return histogram
 

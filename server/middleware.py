@@ -15,6 +15,8 @@ from server.api_keys import KeyHolder, KeyRing
 from server.dashboard.paths import DASHBOARD_PATH, is_data_path, is_page_path
 from server.error_responses import CLIENT_CLOSED_REQUEST, error_response
 from server.errors import ApiError, InternalError, InvalidApiKey, PermissionDenied
+from server.http_metrics import METHODS, UNMATCHED, HttpRecord
+from server.http_protocol import chunk_writer
 from server.metrics import ServerMetrics
 from server.protocol.messages_answers import is_messages_path
 from server.request_history import RequestHistory
@@ -24,8 +26,6 @@ REQUEST_ID_HEADER = "x-request-id"
 MESSAGES_REQUEST_ID_HEADER = "request-id"  # as Anthropic's clients look for it
 _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 ADMIN_PATHS = frozenset({"/metrics"})
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_UNMATCHED = "unmatched"
 _QUIET_PREFIXES = ("/health", "/metrics", DASHBOARD_PATH)  # asked all the time
 
 access_logger = logging.getLogger("octavo.access")
@@ -142,9 +142,11 @@ class Observation:
         scope.setdefault("state", {})["request_id"] = request_id
         scope["root_path"] = self._root_path or scope.get("root_path", "")
         status = CLIENT_CLOSED_REQUEST  # until an answer begins
+        num_sent = 0  # bytes of the answer's body
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, num_sent
+            num_sent += len(message.get("body", b""))
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
@@ -161,12 +163,16 @@ class Observation:
             await error_response(error, scope["path"])(scope, receive, send_with_id)
             status = InternalError.status
         finally:
-            self._record(scope, status, time.perf_counter() - started, request_id)
+            self._record(scope, status, time.perf_counter() - started, request_id, num_sent)
 
-    def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
-        handler = getattr(scope.get("route"), "path", _UNMATCHED)
-        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
-        self._metrics.observe_http(handler, method, status, seconds)
+    def _record(self, scope: Scope, status: int, seconds: float, request_id: str, num_sent: int) -> None:
+        handler = getattr(scope.get("route"), "path", UNMATCHED)
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        declared = Headers(scope=scope).get("content-length", "")
+        num_received = int(declared[:20]) if declared.isdigit() else 0
+        writer = chunk_writer(scope)  # of what bypasses `send`
+        num_sent += 0 if writer is None else writer.num_bytes
+        self._metrics.http.observe(HttpRecord(handler, method, status, seconds, num_received, num_sent))
         level = logging.DEBUG if handler.startswith(_QUIET_PREFIXES) else logging.INFO
         path = scope["path"][:256].encode("unicode_escape").decode("ascii")  # a line break in a path stays in its line
         key_name = scope["state"].get("key_name")

@@ -28,6 +28,7 @@ from server.engine_errors import EngineRefusedSettings, EngineStartError
 from server.garbage_collection import spare_collections
 from server.http_protocol import BoundedHttpProtocol
 from server.logging_setup import configure_logging
+from server.loop_lag import LoopLag
 from server.model_store import ModelStoreError, resolve
 from server.startup_display import StartupDisplay, print_ready
 
@@ -124,6 +125,8 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
         server = _Server(_uvicorn_config(app), engine, settings.shutdown_timeout)
         _on_signals(server.begin_exit)
         serving = asyncio.create_task(server.serve([listener]))
+        loop_lag = LoopLag(app.state.edge.metrics.observe_loop_lag)
+        loop_lag.start()
         await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if starting.done() and not serving.done():
@@ -138,6 +141,7 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
         server.exit_code = _fail("The engine died and does not start again.")
     server.should_exit = True
     await serving
+    loop_lag.stop()
     await _give_up(engine, starting)
     app.state.edge.history.flush()
     await asyncio.gather(preparing, return_exceptions=True)

@@ -273,7 +273,7 @@ class FakeEngine:
                     logprobs=() if params.logprobs is None else tuple(self._score(t, params.logprobs) for t in part),
                     finish_reason=("stop" if stopped else "length") if is_last else None,
                     stop_token_id=part[-1] if is_last and stopped else None,
-                    num_cached_tokens=self.num_cached_tokens if is_last else 0,
+                    num_cached_tokens=self.num_cached_tokens if index == 0 else 0,
                     num_recomputed_tokens=self.num_recomputed_tokens if is_last else 0,
                 )
             )

@@ -270,7 +270,7 @@ async def test_a_dead_engine_is_reported_and_what_was_open_is_counted():
         for key, value in ended.items()
         if key[0] == "vllm:request_success_total"
     }
-    assert counts == {"stop": 1, "error": 2, "abort": 0, "length": 0}
+    assert counts == {"stop": 1, "error": 2, "abort": 0, "length": 0, "repetition": 0}
     assert engine.open_requests == []
 
 
