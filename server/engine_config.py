@@ -27,6 +27,7 @@ class EngineConfig:
     quantization: str = "none"  # "auto" = what is fastest on the device
     home: str | None = None  # the cache folder; None = nothing is kept between starts
     log_level: str = "info"
+    log_format: str = "human"  # or json
     enable_prefix_caching: bool = True
     swap_space: int | None = None  # bytes of host memory for the blocks of preempted sequences; None = see Settings
     max_num_queued_reqs: int = 0  # requests that wait; 0 = no limit

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from scheduler.request_report import RequestReport, Starvation, WaitReason
 from scheduler.stats import SchedulerStats
 from scheduler.throughput import Throughput
+from server.log_lines import LogLine
 
 logger = logging.getLogger("octavo.engine")
 
@@ -61,13 +62,17 @@ def log_starving(starving: Sequence[Starvation]) -> None:
     """Tell the operator of requests that have just come to wait for too long."""
     for each in starving[:_MAX_LOGGED]:
         owner = f" of {each.tenant}" if each.tenant else ""
-        logger.warning(
-            "Request %s%s (priority %d) has waited for %.0f s: %s.",
-            each.request_id,
-            owner,
-            each.priority,
-            each.seconds,
-            _REASONS[each.reason],
+        told = (
+            f"Request {each.request_id}{owner} (priority {each.priority}) has waited for {each.seconds:.0f} s: "
+            f"{_REASONS[each.reason]}."
         )
+        fields = {
+            "id": each.request_id.rpartition("-")[0],
+            "key": each.tenant or None,
+            "priority": each.priority,
+            "wait_seconds": round(each.seconds, 3),
+            "wait_reason": each.reason,
+        }
+        logger.warning(LogLine(told, fields, told))
     if len(starving) > _MAX_LOGGED:
         logger.warning("%d more requests have waited as long.", len(starving) - _MAX_LOGGED)

@@ -212,7 +212,7 @@ def main() -> None:
     config = MessageCodec(EngineConfig).receive(connection)
     if not isinstance(config, EngineConfig):
         return
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format, "engine")
     codec = MessageCodec(EdgeMessage)
     outbox, inbox = Outbox(connection, codec), Inbox(connection, codec)
     try:

@@ -17,6 +17,7 @@ from server.error_responses import CLIENT_CLOSED_REQUEST, error_response
 from server.errors import ApiError, InternalError, InvalidApiKey, PermissionDenied
 from server.http_metrics import METHODS, UNMATCHED, HttpRecord
 from server.http_protocol import chunk_writer
+from server.log_lines import LogLine, RequestContext, current_request
 from server.metrics import ServerMetrics
 from server.protocol.messages_answers import is_messages_path
 from server.request_history import RequestHistory
@@ -25,6 +26,7 @@ LIVENESS_PATH = "/health/live"
 REQUEST_ID_HEADER = "x-request-id"
 MESSAGES_REQUEST_ID_HEADER = "request-id"  # as Anthropic's clients look for it
 _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 ADMIN_PATHS = frozenset({"/metrics"})
 _QUIET_PREFIXES = ("/health", "/metrics", DASHBOARD_PATH)  # asked all the time
 
@@ -114,8 +116,14 @@ class RequestLog:
             await self._app(scope, receive_and_keep, send)
         finally:
             if num_bytes:
-                text = bytes(kept).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
-                request_log.info("id=%s %d bytes: %s", scope["state"]["request_id"], num_bytes, text)
+                request_log.info(_body_line(scope["state"]["request_id"], bytes(kept), num_bytes))
+
+
+def _body_line(request_id: str, kept: bytes, num_bytes: int) -> LogLine:
+    body = kept.decode("utf-8", "backslashreplace")
+    escaped = body.encode("unicode_escape").decode("ascii")  # a line break in it stays in its line
+    fields = {"request_id": request_id, "num_bytes": num_bytes, "body": body, "is_cut": len(kept) < num_bytes}
+    return LogLine("The body of a request.", fields, f"id={request_id} {num_bytes} bytes: {escaped}")
 
 
 class Observation:
@@ -137,8 +145,9 @@ class Observation:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        request_id = given if _USABLE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        context = _request_context(Headers(scope=scope))
+        request_id = context.request_id
+        token = current_request.set(context)
         scope.setdefault("state", {})["request_id"] = request_id
         scope["root_path"] = self._root_path or scope.get("root_path", "")
         status = CLIENT_CLOSED_REQUEST  # until an answer begins
@@ -164,6 +173,7 @@ class Observation:
             status = InternalError.status
         finally:
             self._record(scope, status, time.perf_counter() - started, request_id, num_sent)
+            current_request.reset(token)
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str, num_sent: int) -> None:
         handler = getattr(scope.get("route"), "path", UNMATCHED)
@@ -180,4 +190,25 @@ class Observation:
         trace = scope["state"].get("trace")
         if trace is not None:
             self._history.close(trace, status)
-        access_logger.log(level, "%s %s %d %.1f ms id=%s%s", method, path, status, 1000 * seconds, request_id, holder)
+        if access_logger.isEnabledFor(level):
+            told = f"{method} {path} {status} {1000 * seconds:.1f} ms"
+            fields = {
+                "request_id": request_id,
+                "id": None if trace is None else trace.answer_id,
+                "key": key_name,
+                "client": (scope.get("client") or (None,))[0],
+                "method": method,
+                "path": scope["path"][:256],
+                "route": handler,
+                "status": status,
+                "seconds": round(seconds, 6),
+            }
+            access_logger.log(level, LogLine(told, fields, f"{told} id={request_id}{holder}"))
+
+
+def _request_context(headers: Headers) -> RequestContext:
+    """The id that the caller gave, or a new one, and the caller's trace (W3C Trace Context, section 3.2)."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    request_id = given if _USABLE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    parent = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    return RequestContext(request_id) if parent is None else RequestContext(request_id, parent[1], parent[2])

@@ -4,6 +4,7 @@ In a thread, every C call on a long prompt keeps the GIL for milliseconds, and w
 """
 
 import asyncio
+import contextvars
 import logging
 import os
 import queue
@@ -21,6 +22,7 @@ from typing import TypeVar
 from server.config import engine_environment
 from server.errors import ApiError, ServiceUnavailable
 from server.ipc import receive_payload, send_payload
+from server.log_lines import current_request
 from server.preparer_process import READY, TOKENIZER
 from server.served_model import ServedModel
 from server.tokenizer import Tokenizer
@@ -47,7 +49,7 @@ class ProcessLost(Exception):
 class _Process:
     """One life of the process beside this one, and the connections to it that are free."""
 
-    def __init__(self, model_path: Path, log_level: str) -> None:
+    def __init__(self, model_path: Path, log_options: tuple[str, str]) -> None:
         """Start it, and wait until it has loaded its tokenizer. Raises ProcessLost, or OSError."""
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._connections: list[socket.socket] = []
@@ -58,7 +60,7 @@ class _Process:
                     ours, their = socket.socketpair()
                     self._connections.append(if_it_fails.enter_context(ours))
                     theirs.append(handed_over.enter_context(their).fileno())
-                self._popen = _started(model_path, log_level, theirs)
+                self._popen = _started(model_path, log_options, theirs)
             if_it_fails.callback(self._kill)
             for connection in self._connections:
                 connection.settimeout(_START_SECONDS)
@@ -107,10 +109,12 @@ class _Process:
 class Preparer:
     """Calls functions that make something of a request's body, off the event loop."""
 
-    def __init__(self, model_path: Path | None, tokenizer: Tokenizer, log_level: str = "info") -> None:
+    def __init__(
+        self, model_path: Path | None, tokenizer: Tokenizer, log_level: str = "info", log_format: str = "human"
+    ) -> None:
         """`model_path` is where the process finds the tokenizer; None: everything runs in threads of this process."""
         self._model_path = model_path
-        self._log_level = log_level
+        self._log_options = (log_level, log_format)
         self._codec = ValueCodec({TOKENIZER: tokenizer})
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "prepare")
         self._waiters = ThreadPoolExecutor(_NUM_CONNECTIONS, "await-preparer")
@@ -151,7 +155,7 @@ class Preparer:
             process = self._start()
         if process is None:
             return function(body, model)
-        request = self._codec.encode((function.__module__, function.__qualname__, model))
+        request = self._codec.encode((function.__module__, function.__qualname__, model, _request_context()))
         try:
             answer = process.ask(request, body)
         except ProcessLost:
@@ -172,7 +176,7 @@ class Preparer:
         """
         if self._process is None and self._model_path is not None and time.monotonic() >= self._next_start:
             try:
-                self._process = _Process(self._model_path, self._log_level)
+                self._process = _Process(self._model_path, self._log_options)
                 self._has_run = True
             except (ProcessLost, OSError) as error:
                 logger.error("The preparing process does not start (%s): long prompts will hold up others.", error)
@@ -193,10 +197,10 @@ class Preparer:
             self._process = None
 
 
-def _started(model_path: Path, log_level: str, descriptors: list[int]) -> subprocess.Popen[bytes]:
+def _started(model_path: Path, log_options: tuple[str, str], descriptors: list[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603  # our own program, with a path of ours
         # -P as for the engine: a server.py in the working directory must not run in our package's place.
-        [sys.executable, "-P", "-m", "server.preparer_process", str(model_path), log_level, *map(str, descriptors)],
+        [sys.executable, "-P", "-m", "server.preparer_process", str(model_path), *log_options, *map(str, descriptors)],
         pass_fds=descriptors,
         env=engine_environment(),
         stdin=subprocess.DEVNULL,
@@ -225,12 +229,18 @@ async def _in_turn(
 
     await turns.take(holder)
     try:
-        future = threads.submit(function, *arguments)
+        # In its context: what is logged there belongs to this request.
+        future = threads.submit(contextvars.copy_context().run, function, *arguments)
     except RuntimeError:
         turns.give_back()
         raise
     future.add_done_callback(end)  # one message to the loop tells it all
     return await answered
+
+
+def _request_context() -> tuple[str | None, ...] | None:
+    request = current_request.get()
+    return None if request is None else tuple(request)
 
 
 def _has_a_name(function: Callable[..., object]) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import server.chat_preparation  # noqa: F401  # most requests need it: it is loaded before the first one comes
 from server.errors import ApiError
 from server.ipc import receive_payload, send_payload
+from server.log_lines import RequestContext, current_request
 from server.logging_setup import configure_logging
 from server.tokenizer import load_tokenizer
 from server.value_codec import ValueCodec
@@ -34,7 +35,8 @@ def answer(request: bytes, body: bytes, codec: ValueCodec) -> bytes:
     """Do what is asked, and put the result into words: ("done", value), ("refused", error) or ("failed", reason)."""
     try:
         try:
-            module, name, model = codec.decode(request)
+            module, name, model, request_context = codec.decode(request)
+            current_request.set(None if request_context is None else RequestContext(*request_context))
             function: Callable[[bytes, Any], object] = getattr(import_module(module), name)
             return codec.encode(("done", function(body, model)))
         except ApiError as error:  # a refusal may fail to be put into words as a result may
@@ -59,13 +61,13 @@ def _serve(connection: socket.socket, codec: ValueCodec, ended: "queue.SimpleQue
 
 
 def main() -> None:
-    """Serve the connections whose descriptors follow the model's path and the log level in the arguments."""
+    """Serve the connections whose descriptors follow the model's path, the log's level and its format."""
     # When to stop is the decision of the server: closing the connections is its word.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(_NICENESS)
-    path, log_level, *descriptors = sys.argv[1:]
-    configure_logging(log_level)
+    path, log_level, log_format, *descriptors = sys.argv[1:]
+    configure_logging(log_level, log_format, "preparer")
     codec = ValueCodec({TOKENIZER: load_tokenizer(Path(path))})
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
     for descriptor in descriptors:

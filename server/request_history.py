@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from scheduler.output import FinishReason
 from scheduler.request_report import RequestReport
 from server.api_keys import ADMIN
+from server.log_lines import LogLine
 
 ended_logger = logging.getLogger("octavo.ended")
 
@@ -133,7 +132,7 @@ class RequestHistory:
     def _end(self, trace: RequestTrace) -> None:
         if self._open.pop(trace.answer_id, None) is None:
             return  # the line was written before its time was up
-        ended_logger.info("%s", msgspec.json.encode(end_record(trace)).decode())
+        ended_logger.info(LogLine("Request ended.", end_record(trace)))
         self._ended[trace.answer_id] = trace
         self._num_kept_reports += len(trace.reports)
         while len(self._ended) > self._max_ended_requests or (

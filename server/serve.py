@@ -27,9 +27,11 @@ from server.engine_client import EngineClient
 from server.engine_errors import EngineRefusedSettings, EngineStartError
 from server.garbage_collection import spare_collections
 from server.http_protocol import BoundedHttpProtocol
-from server.logging_setup import configure_logging
+from server.log_lines import LogLine
+from server.logging_setup import CONSOLE, configure_logging
 from server.loop_lag import LoopLag
 from server.model_store import ModelStoreError, resolve
+from server.settings_error import SettingsError
 from server.startup_display import StartupDisplay, print_ready
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from server.preparer import Preparer
 
 logger = logging.getLogger("octavo.serve")
+console = logging.getLogger(CONSOLE)
 
 _EXIT_FAILURE = 1
 _EXIT_USAGE = 2
@@ -48,14 +51,17 @@ _CLOSE_SECONDS = 5  # for connections to take the end of their answers
 
 
 def serve(settings: Settings) -> int:
-    """Serve until a signal comes or the engine is lost for good; returns the exit code. Raises SettingsError."""
-    configure_logging(settings.log_level)
-    key_ring(settings)  # keys that cannot be used show at once
+    """Serve until a signal comes or the engine is lost for good; returns the exit code."""
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        key_ring(settings)  # keys that cannot be used show at once
+    except SettingsError as error:
+        return _fail(str(error), _EXIT_USAGE)
     _raise_file_limit()
     # The event loop waits at most this long for each thread that computes; Python's own 5 ms would show in every gap.
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
-        with terminal_progress() as on_progress:
+        with terminal_progress(console.info if settings.log_format == "json" else None) as on_progress:
             model_path = resolve(settings.model, settings.home, on_progress)
     except ModelStoreError as error:
         return _fail(str(error), _EXIT_USAGE)
@@ -110,7 +116,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(settings: Settings, model_path: Path, listener: socket.socket) -> int:
-    with StartupDisplay() as display:
+    with StartupDisplay(settings.log_format) as display:
         engine = EngineClient(settings.engine_config(model_path), display.show)
         starting = asyncio.create_task(engine.start())
         await asyncio.sleep(0)  # its process begins before threads of this one want the processors
@@ -159,7 +165,7 @@ def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> "tu
         tokenizer = load_tokenizer(model_path)
     except TokenizerError as error:
         raise _CannotLoad(str(error)) from error
-    preparer = Preparer(model_path, tokenizer, settings.log_level)
+    preparer = Preparer(model_path, tokenizer, settings.log_level, settings.log_format)
     return create_app(engine, tokenizer, settings, preparer), preparer
 
 
@@ -214,5 +220,5 @@ def _raise_file_limit() -> None:
 
 
 def _fail(message: str, code: int = _EXIT_FAILURE) -> int:
-    print(f"octavo: {message}", file=sys.stderr, flush=True)
+    console.error(LogLine(message, {}, f"octavo: {message}"))
     return code

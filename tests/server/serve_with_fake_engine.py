@@ -18,7 +18,7 @@ def start_engine(_config: object, on_progress) -> FakeEngine:
     return FakeEngine(lambda message, _index: [120] * message.params.max_tokens, step_seconds=0.02)
 
 
-def prepare_here(_path: Path, known: Tokenizer, _level: str) -> Preparer:
+def prepare_here(_path: Path, known: Tokenizer, *_log_options: str) -> Preparer:
     return Preparer(None, known)
 
 
