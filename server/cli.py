@@ -1,6 +1,6 @@
-"""The command `octavo`: `serve`, `pull`, `--version`, `--help`. Turns wrong usage into one sentence and exit code 2.
+"""The command `octavo`: `serve`, `pull`, `load-test`. Turns wrong usage into one sentence and exit code 2.
 
-Flags come from the fields of Settings. Heavy parts are imported only by the command that needs them.
+Flags of `serve` come from the fields of Settings. Heavy parts are imported only by the command that needs them.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from server.settings_error import SettingsError, suggestion
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # as shells report it
+_LOAD_TEST = "load-test"
 _UNSET_DEFAULT = re.compile(r" \(default: (?:None|\(\))\)")
 
 
@@ -31,6 +32,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process's own by default); returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == [_LOAD_TEST]:
+        return _load_test(arguments[1:])
     parser, serve_parser = _build_parsers()
     flags_source = CliSettingsSource[argparse.ArgumentParser](
         Settings, root_parser=serve_parser, add_argument_method=_add_argument
@@ -71,6 +74,8 @@ def _build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     pull.add_argument("model", metavar="MODEL", help="a known name (smollm2, gemma3-270m) or a hub id (org/name)")
     pull.add_argument("--home", metavar="DIR", help="cache folder [env: OCTAVO_HOME]")
+    # Has its flags from its own package, which main hands the arguments to; here it stands for the list of commands.
+    commands.add_parser(_LOAD_TEST, help="send load to any OpenAI-compatible server and measure it", add_help=False)
     return parser, serve
 
 
@@ -130,6 +135,12 @@ def _pull(model: str, flags: dict[str, Any]) -> int:
         return EXIT_FAILURE
     print(path)
     return 0
+
+
+def _load_test(arguments: Sequence[str]) -> int:
+    from server.load_test.command import main as load_test
+
+    return load_test(arguments)
 
 
 if __name__ == "__main__":

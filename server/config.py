@@ -344,6 +344,11 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
         raise SettingsError(sentence_of(name, details, secret=field in _SECRETS, value=value)) from None
 
 
+def client_api_key() -> str | None:
+    """The key with which a client of ours asks a server, from the variable that OpenAI's own clients read."""
+    return os.environ.get("OPENAI_API_KEY", "").strip() or None
+
+
 def engine_environment() -> dict[str, str]:
     """The environment of the engine process: it finds our packages, and runs few OpenMP threads, which spin little.
 

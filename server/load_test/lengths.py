@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-class BadLengths(ValueError):
+class BadLengths(Exception):
     """A text that describes no lengths; the message is for the person who wrote it."""
 
 

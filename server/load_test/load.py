@@ -129,6 +129,7 @@ class Load:
         async def one_user() -> None:
             due = 0.0
             for number, session in waiting:
+                due += session.requests[0].think_time if due else 0.0
                 if not self._has_time(due):
                     return
                 due = await self._hold(number, session, due)
@@ -148,7 +149,7 @@ class Load:
         """
         talk = Talk(self._form, session)
         for turn, request in enumerate(session.requests):
-            due += request.think_time
+            due += request.think_time if turn else 0.0
             if turn and self._num_users is not None and not self._has_time(due):
                 break
             if turn or body is None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-Message = dict[str, str]
+Message = dict[str, Any]
 # A completion's text or token ids, or what is said next in a chat: the messages before the model answers.
 Prompt = str | list[int] | list[Message]
 

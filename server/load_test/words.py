@@ -49,11 +49,11 @@ def _stock() -> tuple[str, ...]:
     return tuple(random.Random(0).choices(_WORDS, k=_STOCK_WORDS))  # noqa: S311  # no secrets here
 
 
-@lru_cache(maxsize=8192)
 def make_words(num_words: int, seed: str) -> str:
     """A text of `num_words` words, each with a space before it, that is the same for the same seed.
 
-    Texts of different seeds begin differently, so that a server's prefix cache cannot take one for another.
+    A shorter text of the same seed is the beginning of a longer one. Texts of different seeds begin differently, so
+    that a server's prefix cache cannot take one for another.
     """
     chance = random.Random(seed)  # noqa: S311  # no secrets here
     words = chance.choices(_WORDS, k=min(num_words, _OWN_BEGINNING))

@@ -68,7 +68,7 @@ def test_model_may_stand_without_its_flag(served):
         ("serve a b", "There is one argument too many: b."),
         ("serve a --model b", "Give the model once, either as MODEL or as --model."),
         ("serve --config /nowhere/octavo.toml", "cannot be read: No such file or directory."),
-        ("start", "Argument COMMAND: invalid choice: 'start' (choose from 'serve', 'pull')."),
+        ("start", "Argument COMMAND: invalid choice: 'start' (choose from 'serve', 'pull', 'load-test')."),
         ("pull", "The following arguments are required: MODEL."),
         ("pull x --hom y", "There is no flag --hom; did you mean --home?"),
     ],

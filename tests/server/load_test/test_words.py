@@ -18,6 +18,11 @@ def test_texts_of_different_seeds_begin_differently():
     assert make_words(40, "seed 1") == make_words(40, "seed 1")
 
 
+@pytest.mark.parametrize("num_words", [1, 7, 8, 9, 100])
+def test_a_shorter_text_begins_a_longer_one(num_words):
+    assert make_words(300, "e").startswith(make_words(num_words, "e"))
+
+
 @pytest.mark.parametrize("tokenizer", [smollm2, gemma3])
 def test_a_word_is_a_token(tokenizer):
     assert len(tokenizer().encode(make_words(3000, "b"), add_special_tokens=False)) == 3000

@@ -1,0 +1,309 @@
+"""`octavo load-test`: reads the options, meets the server, runs the load, prints and writes what came of it."""
+
+import argparse
+import asyncio
+import resource
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+
+from scheduler.simulate.traces import UnreadableTrace
+from server.config import client_api_key
+from server.load_test.calibration import Calibration, ask, calibrate
+from server.load_test.client import BadUrl, Client, read_target
+from server.load_test.exchange_errors import ExchangeFailed
+from server.load_test.html_report import build_html
+from server.load_test.load import Load
+from server.load_test.options import parse
+from server.load_test.plan import Plan
+from server.load_test.planning import BadPlan
+from server.load_test.prompt_files import BadPromptFile
+from server.load_test.prompt_maker import PromptMaker
+from server.load_test.record import Record
+from server.load_test.request_form import RequestForm
+from server.load_test.result import Result, to_json, write_json
+from server.load_test.screen import Progress, error_table, latency_table, search_table, summary_table
+from server.load_test.search import Found, find_rate
+from server.load_test.trace_prompts import BadTraceOptions
+from server.load_test.trials import Outcome, Trials
+from server.load_test.workload import Workload, objective_of, workload_of
+from server.settings_error import SettingsError
+
+DEFAULT_GOAL = 0.9
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+_WARM_UP_TOKENS = (64, 16)  # of a prompt and its answer
+_BUSY_PROCESSORS = 0.8  # of one: from here on the client may be what is measured
+_LATE_SHARE = 0.1  # of the median time to the first token
+_USAGE_ERRORS = (SettingsError, BadUrl, BadPlan, BadPromptFile, BadTraceOptions, UnreadableTrace)
+
+
+def main(arguments: Sequence[str], prog: str = "octavo load-test") -> int:
+    """Run the command line; the exit code that it documents."""
+    errors = Console(stderr=True)
+    try:
+        options = parse(arguments, prog)
+        _raise_file_limit()
+        return uvloop.run(_Command(options, errors).run())
+    except _USAGE_ERRORS as error:
+        errors.print(f"octavo: {error}", markup=False, highlight=False, soft_wrap=True)
+        return EXIT_USAGE
+    except ExchangeFailed as failure:
+        errors.print(f"octavo: {failure.kind}: {failure.message}", markup=False, highlight=False, soft_wrap=True)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+class _Command:
+    """One run of the command."""
+
+    def __init__(self, options: argparse.Namespace, errors: Console) -> None:
+        self._options = options
+        self._errors = errors
+        self._console = Console(stderr=str(options.json) == "-")
+        self._seed = options.seed if options.seed is not None else time.time_ns() % 2**31
+        self._began = datetime.now(UTC)
+
+    async def run(self) -> int:
+        options = self._options
+        client = Client(
+            read_target(options.url), timeout=options.timeout, headers=_headers(options), verifies=not options.insecure
+        )
+        try:
+            model, max_model_len = await _meet(client, options)
+            workload = workload_of(options, self._seed, max_model_len)
+            form = RequestForm(
+                model,
+                options.endpoint,
+                options.max_tokens_field,
+                not options.no_usage,
+                options.ignore_eos,
+                options.temperature,
+                options.extra_body,
+            )
+            maker = await self._prepare(client, form)
+            trials = Trials(
+                client, form, workload, maker, objective_of(options), options.slo_share or DEFAULT_GOAL, self._follow
+            )
+            self._say(
+                f"{client.target.url}, model {model}: {workload.source.name}; {workload.describe()}; seed {self._seed}"
+            )
+            found = await self._search(trials) if options.find_rate else None
+            outcome = _chosen(found, trials.outcomes) if found else await trials.run()
+        finally:
+            client.close()
+        server = {
+            "url": client.target.url,
+            "model": model,
+            "endpoint": options.endpoint,
+            "max_model_len": max_model_len,
+        }
+        result = self._result(workload, form, maker.calibration, server, outcome, found, trials.outcomes)
+        self._print(result)
+        self._write(result)
+        return self._exit_code(result)
+
+    async def _prepare(self, client: Client, form: RequestForm) -> PromptMaker:
+        """Ask the server how it counts, and let it warm up."""
+        options = self._options
+        maker = PromptMaker(str(self._seed), Calibration(), options.endpoint == "chat", options.prompt_ids)
+        counts_words = options.prompts is None and options.prompt_ids is None and not options.no_calibrate
+        if counts_words:
+            maker = PromptMaker(maker.seed, await calibrate(client, form, maker.seed), maker.is_chat)
+        num_prompt_tokens, max_tokens = _WARM_UP_TOKENS
+        await asyncio.gather(
+            *(
+                ask(client, form, maker.whole(num_prompt_tokens, f"warm-up {number}"), max_tokens)
+                for number in range(options.warm_up)
+            )
+        )
+        return maker
+
+    async def _search(self, trials: Trials) -> Found:
+        options = self._options
+        return await find_rate(
+            trials.attempt,
+            start=options.rate or 1.0,
+            least=options.least_rate or 0.01,
+            most=options.most_rate or 10_000.0,
+            precision=options.precision or 0.1,
+        )
+
+    def _follow(
+        self, title: str, plan: Plan
+    ) -> tuple[Callable[[Record], None], Callable[[Load], AbstractAsyncContextManager[None]]]:
+        progress = Progress(title, plan.num_requests, self._options.duration)
+        shown = partial(progress.shown, console=self._errors, is_shown=not self._options.no_progress)
+        return progress.take, shown
+
+    def _result(
+        self,
+        workload: Workload,
+        form: RequestForm,
+        calibration: Calibration,
+        server: dict[str, Any],
+        outcome: Outcome,
+        found: Found | None,
+        outcomes: Sequence[Outcome],
+    ) -> Result:
+        fields = {
+            "ignore_eos": form.ignore_eos,
+            "temperature": form.temperature,
+            "max_tokens_field": form.max_tokens_field,
+            "extra": dict(form.extra),
+        }
+        return Result(
+            began=self._began,
+            server=server,
+            load=workload.describe(),
+            prompts=outcome.plan.name,
+            seed=self._seed,
+            notes=(*outcome.plan.notes, *_warnings(outcome)),
+            request_fields=fields,
+            calibration=asdict(calibration),
+            outcome=outcome,
+            search=found,
+            trials=tuple(outcomes) if found else (),
+        )
+
+    def _print(self, result: Result) -> None:
+        console, summary = self._console, result.outcome.summary
+        if result.search is not None:
+            console.print(search_table(result.search))
+        rate = result.outcome.rate
+        console.print(summary_table(summary, "Load" if rate is None else f"Load at {rate:.4g} sessions/s"))
+        console.print(latency_table(summary))
+        if summary.errors:
+            console.print(error_table(summary))
+        for note in result.notes:
+            console.print(f"Note: {note}.", markup=False, highlight=False)
+        if result.search is not None:
+            console.print(_verdict(result.search, summary.objective), markup=False, highlight=False)
+
+    def _write(self, result: Result) -> None:
+        options = self._options
+        has_records = not options.no_records
+        try:
+            if str(options.json) == "-":
+                Console(soft_wrap=True).print_json(data=to_json(result, has_records=has_records))
+            elif options.json is not None:
+                write_json(result, options.json, has_records=has_records)
+            if options.html is not None:
+                options.html.parent.mkdir(parents=True, exist_ok=True)
+                options.html.write_text(build_html(result), encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"The result cannot be written: {error}.") from None
+
+    def _exit_code(self, result: Result) -> int:
+        summary, options = result.outcome.summary, self._options
+        if result.search is not None:
+            return 0 if result.search.rate is not None else EXIT_FAILURE
+        is_missed = options.fail_under and (summary.kept_share or 0.0) < (options.slo_share or DEFAULT_GOAL)
+        return EXIT_FAILURE if is_missed or not summary.num_answered else 0
+
+    def _say(self, text: str) -> None:
+        self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+async def _meet(client: Client, options: argparse.Namespace) -> tuple[str, int | None]:
+    """The model to ask for, and the most tokens that it takes where the server says so."""
+    if options.model is not None and options.max_model_len is not None:
+        return options.model, options.max_model_len
+    try:
+        listed = (await client.get_json("/v1/models"))["data"]
+        models = {str(row["id"]): row.get("max_model_len") for row in listed}
+    except (ExchangeFailed, KeyError, TypeError, AttributeError) as failure:
+        if isinstance(failure, ExchangeFailed) and failure.kind == "connect":
+            raise
+        if options.model is None:
+            reason = failure.message if isinstance(failure, ExchangeFailed) else "its list has another form"
+            raise SettingsError(f"The server does not list its models ({reason}): give --model.") from None
+        return options.model, options.max_model_len
+    if options.model is None and not models:
+        raise SettingsError("The server lists no model: give --model.")
+    model = options.model or next(iter(models))
+    length = models.get(model)
+    return model, options.max_model_len or (length if isinstance(length, int) else None)
+
+
+def _headers(options: argparse.Namespace) -> dict[str, str]:
+    key = options.api_key or client_api_key()
+    if options.api_key_file is not None:
+        key = _first_line(options.api_key_file)
+    headers = dict(options.header)
+    if key:
+        if not (key.isascii() and key.isprintable()):
+            raise SettingsError("The key has characters that cannot stand in a header.")
+        headers = {"Authorization": f"Bearer {key}", **headers}
+    return headers
+
+
+def _first_line(path: Path) -> str:
+    try:
+        line = path.read_text(encoding="utf-8").split("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The key file {path} cannot be read: {error}.") from None
+    if not line:
+        raise SettingsError(f"The first line of {path} has no key.")
+    return line
+
+
+def _chosen(found: Found, outcomes: Sequence[Outcome]) -> Outcome:
+    """The last trial that kept the rate that was found, or the last of all."""
+    kept = [
+        outcome
+        for trial, outcome in zip(found.trials, outcomes, strict=True)
+        if trial.is_kept and trial.rate == found.rate
+    ]
+    return kept[-1] if kept else outcomes[-1]
+
+
+def _warnings(outcome: Outcome) -> list[str]:
+    """What may make the numbers say more of the client than of the server."""
+    summary = outcome.summary
+    warnings = []
+    if summary.client_processors > _BUSY_PROCESSORS:
+        warnings.append(
+            f"the client kept {summary.client_processors:.2f} processors busy, and one is all it can use: "
+            "spread the load over several clients"
+        )
+    late, first = summary.lateness.percentiles.get("p99", 0.0), summary.ttft.percentiles.get("p50", 0.0)
+    if summary.num_answered and late > _LATE_SHARE * first:
+        warnings.append(
+            f"1 % of requests were sent {late * 1000:.3g} ms or more after they were due; latencies contain that time"
+        )
+    if summary.num_answered and summary.num_output_tokens < 0.9 * summary.num_wanted_tokens:
+        warnings.append(
+            "answers were shorter than asked for: the model ended them; --ignore-eos where the server has it"
+        )
+    return warnings
+
+
+def _verdict(found: Found, objective: str) -> str:
+    if found.rate is None:
+        return f"No rate keeps the objective ({objective}): the lowest tried was {found.broken_rate:.4g} sessions/s."
+    if found.broken_rate is None:
+        return (
+            f"{found.rate:.4g} sessions/s keep the objective ({objective}), and it may go on: nothing higher was tried."
+        )
+    end = "" if found.is_complete else " The search ended before it was as precise as asked for."
+    return (
+        f"{found.rate:.4g} sessions/s keep the objective ({objective}); {found.broken_rate:.4g} sessions/s do not.{end}"
+    )
+
+
+def _raise_file_limit() -> None:
+    """Each open request is an open file."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems do not allow what they name as the limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
