@@ -3,12 +3,13 @@
 import argparse
 import asyncio
 import resource
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,10 @@ class _Command:
         self._errors = errors
         self._console = Console(stderr=str(options.json) == "-")
         self._seed = options.seed if options.seed is not None else time.time_ns() % 2**31
+        self._goal = options.slo_share or DEFAULT_GOAL
         self._began = datetime.now(UTC)
+        self._load: Load | None = None  # the one that runs
+        self._is_interrupted = False
 
     async def run(self) -> int:
         options = self._options
@@ -92,14 +96,17 @@ class _Command:
                 options.extra_body,
             )
             maker = await self._prepare(client, form)
-            trials = Trials(
-                client, form, workload, maker, objective_of(options), options.slo_share or DEFAULT_GOAL, self._follow
-            )
+            trials = Trials(client, form, workload, maker, objective_of(options), self._goal, self._follow)
             self._say(
                 f"{client.target.url}, model {model}: {workload.source.name}; {workload.describe()}; seed {self._seed}"
             )
-            found = await self._search(trials) if options.find_rate else None
-            outcome = _chosen(found, trials.outcomes) if found else await trials.run()
+            if options.find_rate:
+                found = await self._search(trials)
+                outcome = _chosen(found, trials.outcomes)
+            else:
+                found = None
+                with self._interruptible():
+                    outcome = await trials.run()
         finally:
             client.close()
         server = {
@@ -143,8 +150,32 @@ class _Command:
         self, title: str, plan: Plan
     ) -> tuple[Callable[[Record], None], Callable[[Load], AbstractAsyncContextManager[None]]]:
         progress = Progress(title, plan.num_requests, self._options.duration)
-        shown = partial(progress.shown, console=self._errors, is_shown=not self._options.no_progress)
+
+        def shown(load: Load) -> AbstractAsyncContextManager[None]:
+            self._load = load
+            return progress.shown(load, self._errors, is_shown=not self._options.no_progress)
+
         return progress.take, shown
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """The first Ctrl-C stops the load, and what came of it so far is reported; the second ends the command."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            self._is_interrupted = True
+            loop.remove_signal_handler(signal.SIGINT)
+            if self._load is not None:
+                self._load.stop()
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
 
     def _result(
         self,
@@ -162,16 +193,18 @@ class _Command:
             "max_tokens_field": form.max_tokens_field,
             "extra": dict(form.extra),
         }
+        interrupted = ("the load was interrupted: requests that were open count as failed",) * self._is_interrupted
         return Result(
             began=self._began,
             server=server,
             load=workload.describe(),
             prompts=outcome.plan.name,
             seed=self._seed,
-            notes=(*outcome.plan.notes, *_warnings(outcome)),
+            notes=(*outcome.plan.notes, *interrupted, *_warnings(outcome)),
             request_fields=fields,
             calibration=asdict(calibration),
             outcome=outcome,
+            goal=self._goal,
             search=found,
             trials=tuple(outcomes) if found else (),
         )
@@ -206,9 +239,11 @@ class _Command:
 
     def _exit_code(self, result: Result) -> int:
         summary, options = result.outcome.summary, self._options
+        if self._is_interrupted:
+            return EXIT_INTERRUPTED
         if result.search is not None:
             return 0 if result.search.rate is not None else EXIT_FAILURE
-        is_missed = options.fail_under and (summary.kept_share or 0.0) < (options.slo_share or DEFAULT_GOAL)
+        is_missed = options.fail_under and (summary.kept_share or 0.0) < self._goal
         return EXIT_FAILURE if is_missed or not summary.num_answered else 0
 
     def _say(self, text: str) -> None:

@@ -11,6 +11,7 @@ from server.load_test.svg_plots import Point, Series, plot
 from server.load_test.tables import latencies, milliseconds, summary_rows
 
 _MOST_BINS = 60
+_LEAST_BIN_SECONDS = 0.5  # of fewer requests a rate says little
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --soft: #566070; --back: #fff; --line: #dde2e9;
   --s0: #1f6feb; --s1: #b3540e; --s2: #1a7f4b; --s3: #8250df; --bad: #b42318; }
@@ -23,7 +24,8 @@ h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 1.6rem 0 .4
 p { margin: .3rem 0; overflow-wrap: anywhere; } .soft { color: var(--soft); } .bad { color: var(--bad); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } .wrap td { white-space: normal; text-align: left; }
+th:first-child, td:first-child { text-align: left; }
+.facts td:first-child { white-space: normal; } .wrap td { white-space: normal; text-align: left; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 1rem; }
 svg { width: 100%; height: auto; } svg text { fill: var(--text); font-size: 13px; }
 svg .title { font-weight: 600; font-size: 14px; } svg .small { fill: var(--soft); font-size: 12px; }
@@ -47,7 +49,7 @@ def build_html(result: Result) -> str:
         "<h2>Latency in milliseconds, from when a request was due</h2>",
         _latency_table(summary),
         "<h2>The load</h2>",
-        _table((), summary_rows(summary)),
+        _table((), summary_rows(summary), css_class="facts"),
         *_error_section(summary),
         '<h2>Plots</h2><div class="plots">',
         *_plots(result.outcome.records, summary),
@@ -88,7 +90,14 @@ def _search_section(result: Result) -> list[str]:
     return [
         f"<h2>Highest rate</h2><p><strong>{verdict}</strong> keep {objective}{broken}.</p>",
         '<div class="plots">',
-        plot("Requests served in time", "sessions per second", "%", [Series("share", ordered, "dots")], log_x=True),
+        plot(
+            "Requests served in time",
+            "sessions per second",
+            "%",
+            [Series("share", ordered, "dots")],
+            log_x=True,
+            limits=[(f"{result.goal:.4g} of them are to be", 100 * result.goal)],
+        ),
         _table(("sessions/s", "in time", "kept"), rows),
         "</div>",
     ]
@@ -116,7 +125,7 @@ def _plots(records: Sequence[Record], summary: Summary) -> list[str]:
     whole = [(record.due, record.end_to_end) for record in answered if record.end_to_end is not None]
     gaps = [gap for record in answered for gap in record.gaps]
     tpot = [record.tpot for record in answered if record.tpot is not None]
-    width = max(summary.seconds / _MOST_BINS, 0.1)
+    width = max(summary.seconds / _MOST_BINS, _LEAST_BIN_SECONDS)
     due = _per_second([(record.due, 1) for record in records if record.error_kind != "unsent"], width)
     ends = _per_second([(record.ended or 0.0, 1) for record in answered], width)
     tokens = _per_second([item for record in records for item in _token_times(record)], width)

@@ -28,6 +28,7 @@ class Result:
     request_fields: Mapping[str, Any]  # what each request had beside its prompt
     calibration: Mapping[str, Any]
     outcome: Outcome  # of the load; of a search, the trial of the rate that was found, or the last
+    goal: float  # share of requests that should keep the objective
     search: Found | None
     trials: tuple[Outcome, ...]  # of a search
 
@@ -45,6 +46,7 @@ def to_json(result: Result, *, has_records: bool) -> dict[str, Any]:
         "notes": list(result.notes),
         "request_fields": dict(result.request_fields),
         "calibration": dict(result.calibration),
+        "goal": result.goal,
         "summary": result.outcome.summary.to_json(),
     }
     if result.search is not None:

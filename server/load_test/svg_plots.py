@@ -159,5 +159,5 @@ def _legend(series: Sequence[Series]) -> str:
     for number, each in enumerate(series):
         parts.append(f'<path class="key s{number}" d="M{x:.1f} {_TOP + 2}h14"/>')
         parts.append(f'<text class="small" x="{x + 18:.1f}" y="{_TOP + 6}">{escape(each.name)}</text>')
-        x += 26 + 6.4 * len(each.name)
+        x += 30 + 7.2 * len(each.name)
     return "".join(parts)

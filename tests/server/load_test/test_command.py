@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -225,3 +226,31 @@ def test_plots_hold_for_any_points(points, is_log, kind):
         if tag == "path":
             for number in re.findall(r"[ MHVL](-?[\d.]+)", attributes["d"]):
                 assert -1 <= float(number) <= 481
+
+
+async def test_an_interrupted_load_is_reported_all_the_same(tmp_path):
+    async with stand_in(fails=lambda number, body: "never" if number > 20 else None) as served:
+        command = [
+            sys.executable,
+            "-m",
+            "server.cli",
+            "load-test",
+            served.url,
+            "--rate",
+            "200",
+            "--num-requests",
+            "10000",
+        ]
+        process = await asyncio.create_subprocess_exec(
+            *command, "--json", str(tmp_path / "r.json"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        while len(served.bodies) < 30:
+            await asyncio.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        output, _ = await process.communicate()
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert process.returncode == 130 and b"TTFT" in output
+    assert any("interrupted" in note for note in result["notes"])
+    kinds = {error["kind"]: error["count"] for error in result["summary"]["errors"]}
+    # Four came before the load: two to count words and two to warm up.
+    assert result["summary"]["num_answered"] == 17 and kinds.keys() == {"stopped"} and kinds["stopped"] >= 9
