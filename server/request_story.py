@@ -32,8 +32,17 @@ _DROPS = {
 }
 
 
-def tell(trace: RequestTrace, live: Mapping[str, RequestReport], asker: str | None) -> RequestDetails:
-    """The whole story, as `asker` may see it. `live` are reports of prompts that have not ended, by engine id."""
+def tell(
+    trace: RequestTrace, live: Mapping[str, RequestReport], asker: str | None, block_size: int | None = None
+) -> RequestDetails:
+    """The whole story, as `asker` may see it.
+
+    Args:
+        trace: of the request.
+        live: reports of prompts that have not ended, by engine id.
+        asker: the name of the key that is asked with.
+        block_size: tokens of the blocks in the reports' tables.
+    """
     prompts = []
     for position, engine_id in enumerate(trace.engine_ids()):
         if position >= MAX_SHOWN_PROMPTS:
@@ -52,6 +61,7 @@ def tell(trace: RequestTrace, live: Mapping[str, RequestReport], asker: str | No
         finish_reasons=dict(trace.finish_reasons),
         num_prompts=trace.num_prompts,
         prompts=prompts,
+        block_size=block_size,
     )
 
 

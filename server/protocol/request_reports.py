@@ -71,4 +71,5 @@ class RequestDetails(msgspec.Struct, frozen=True):
     finish_reasons: dict[FinishReason, int]  # as the caller saw them
     num_prompts: int
     prompts: list[PromptDetails]  # the first 64
+    block_size: int | None = None  # tokens of a KV block; None: the engine is lost or loading
     object: str = "request"

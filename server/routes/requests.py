@@ -35,5 +35,8 @@ async def get_request(id: str, request: Request, edge: CurrentEdge) -> Response:
         except EngineUnavailable:
             if trace.status is None:
                 raise  # of one that has ended, perhaps with the engine, what is known can be told
-    details = tell(trace, {report.request_id: report for report in live}, asker)
+    info = edge.engine.info
+    details = tell(
+        trace, {report.request_id: report for report in live}, asker, None if info is None else info.block_size
+    )
     return Response(to_json(details), media_type="application/json")

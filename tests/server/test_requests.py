@@ -133,6 +133,15 @@ async def test_a_dropped_request_is_remembered_and_logged(caplog):
     assert (line["status"], line["drop_causes"], line["finish_reasons"]) == (503, {"queue_full": 1}, {"error": 1})
 
 
+async def test_block_tables_come_with_the_size_of_their_blocks():
+    engine = FakeEngine()
+    async with client_of(make_app(engine)) as client:
+        await client.post("/v1/completions", headers={"x-request-id": "b"}, json={"prompt": "abc"})
+        assert (await client.get("/v1/requests/b")).json()["block_size"] == 16
+        engine.info = None
+        assert (await client.get("/v1/requests/b")).json()["block_size"] is None
+
+
 async def test_reports_become_series():
     engine = FakeEngine()
     async with client_of(make_app(engine)) as client:
