@@ -12,6 +12,7 @@ from server.load_test.client import error_text
 from server.load_test.exchange_errors import ExchangeFailed
 
 _MOST_ERROR_BYTES = 4096
+_NO_STREAMS = ("application/json", "text/html")  # other types, and none, are streams that somebody named carelessly
 
 
 class _Delta(msgspec.Struct):
@@ -72,7 +73,7 @@ class Answer:
     def take(self, status: int, content_type: str, now: float, data: bytes) -> None:
         """A piece of the body, as connection.py hands it over."""
         self._content_type = content_type
-        if status != 200 or content_type != "text/event-stream":
+        if status != 200 or content_type in _NO_STREAMS:
             if len(self._error_body) < _MOST_ERROR_BYTES:
                 self._error_body += data
             return
@@ -89,8 +90,8 @@ class Answer:
         """
         if status != 200:
             raise ExchangeFailed(f"http {status}", error_text(self._error_body) or f"status {status} without a body")
-        if self._content_type != "text/event-stream":
-            raise ExchangeFailed("bad answer", f"no event stream came but {self._content_type or 'nothing'}")
+        if self._content_type in _NO_STREAMS:
+            raise ExchangeFailed("bad answer", f"no event stream came but {self._content_type}")
         if self._failure is not None:
             raise self._failure
         if not self._is_done and self.finish_reason is None:

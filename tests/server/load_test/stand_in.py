@@ -81,7 +81,8 @@ class StandIn:
         if failure == "no http":
             writer.write(b"what?\r\n\r\n")
             return False
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n")
+        kind = b"" if failure == "untyped" else b"Content-Type: text/event-stream; charset=utf-8\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + kind)
         writer.write(b"Transfer-Encoding: chunked\r\n\r\n" if self.keeps_alive else b"Connection: close\r\n\r\n")
         await self.wait(self.first_delay)
         for number in range(body["max_tokens"]):

@@ -135,6 +135,13 @@ async def test_answers_that_end_with_the_connection():
     assert served.num_connections == 2
 
 
+async def test_a_stream_without_its_type_is_read_all_the_same():
+    async with stand_in(fails=lambda number, body: "untyped") as served:
+        client = Client(read_target(served.url), timeout=5)
+        assert len((await ask(client, FORM, "x", 3)).piece_times) == 3
+        client.close()
+
+
 async def test_keys_and_other_headers_go_with_each_request():
     async with stand_in() as served:
         client = Client(read_target(served.url), timeout=5, headers={"Authorization": "Bearer secret"})

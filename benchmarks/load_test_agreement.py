@@ -1,0 +1,234 @@
+"""Whether `octavo load-test` measures what another client measures: the same load, sent by both in turn.
+
+The other client shares no code with it: a thread for each request, http.client of the standard library, and medians by
+the statistics module. Both send the same prompts at the same times to the same server; what each says of the median
+time to the first token, between pieces of text, per token and to the end should differ by 3 % at most.
+
+Two servers are asked: a paced one, which answers by the clock, so that the true times are known and a busy machine
+moves them little; and `octavo serve`, whose times another load on the machine can move by more than 3 %.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.local_server import local_server
+from benchmarks.machine import RESULTS_DIR, ROOT, command_line, machine_facts, write_result
+from benchmarks.markdown_table import markdown_table
+from benchmarks.prompts import make_prompts
+from benchmarks.server_process import free_port, server_process
+
+LIMIT = 0.03
+NAMES = ("first token", "between pieces", "per token", "whole answer")
+PACE_SECONDS = 0.1  # of each token of the paced server, the first included
+_START_SECONDS = 30.0
+
+Medians = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadShape:
+    """What both clients send in a round."""
+
+    num_requests: int
+    rate: float  # requests per second
+    num_words: int  # of a prompt
+    num_tokens: int  # of an answer
+
+
+LOADS = {"paced": LoadShape(60, 4.0, 20, 12), "octavo": LoadShape(50, 2.0, 80, 32)}
+
+
+def main() -> int:
+    """Run the rounds, print a table for each server, keep the result; 1 if the two clients do not agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", nargs="+", choices=tuple(LOADS), default=list(LOADS), help="(default: both)")
+    parser.add_argument("--rounds", type=int, default=4, help="of each client (default: 4)")
+    parser.add_argument("--json", type=Path, default=RESULTS_DIR / "load_test_agreement.json", help="result file")
+    options = parser.parse_args()
+    results = {name: measure(name, options.rounds) for name in options.servers}
+    result = {
+        "machine": machine_facts(),
+        "command": command_line(),
+        "rounds": options.rounds,
+        "limit": LIMIT,
+        "servers": results,
+    }
+    write_result(options.json, result)
+    return 0 if all(each["is_agreed"] for each in results.values()) else 1
+
+
+def measure(name: str, num_rounds: int) -> dict[str, Any]:
+    """Let both clients measure one server; prints what came of it."""
+    shape = LOADS[name]
+    rows = make_load(shape)
+    with started(name) as url, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "load.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        ours, others = run_rounds(url, path, rows, num_rounds)
+    compared = {each: compare([one[each] for one in ours], [one[each] for one in others]) for each in NAMES}
+    is_agreed = all(abs(row["ratio"] - 1) <= LIMIT for row in compared.values())
+    print(f"{name}: {'the two agree' if is_agreed else 'the two do not agree'}\n\n{to_table(compared)}\n")
+    return {"load": asdict(shape), "medians": compared, "is_agreed": is_agreed}
+
+
+@contextmanager
+def started(name: str) -> Iterator[str]:
+    """A running server; its URL."""
+    if name == "octavo":
+        # Without a prefix cache: the second client would find there what the first one asked.
+        with local_server(("--no-enable-prefix-caching",)) as url:
+            yield url
+        return
+    port = free_port()
+    command = [sys.executable, "-m", "tests.benchmarks.scripted_server", "--port", str(port)]
+    with server_process([*command, "--delay", str(PACE_SECONDS)], f"http://127.0.0.1:{port}", ROOT, {}) as process:
+        process.wait_until_ready("/health", _START_SECONDS, {})
+        yield process.url
+
+
+def make_load(shape: LoadShape) -> list[dict[str, Any]]:
+    """The rows of a file of prompts with times: Poisson arrivals, all prompts different."""
+    chance = random.Random(1)
+    now = 0.0
+    rows = []
+    for prompt in make_prompts(shape.num_requests, shape.num_words, seed=2):
+        rows.append({"at": now, "prompt": prompt, "max_tokens": shape.num_tokens})
+        now += chance.expovariate(shape.rate)
+    return rows
+
+
+def run_rounds(
+    url: str, path: Path, rows: Sequence[dict[str, Any]], num_rounds: int
+) -> tuple[list[Medians], list[Medians]]:
+    """The medians of each round of both clients, who take turns in going first."""
+    ours: list[Medians] = []
+    others: list[Medians] = []
+    for number in range(num_rounds):
+        if number % 2:
+            others.append(other_client(url, rows))
+            ours.append(load_test(url, path))
+        else:
+            ours.append(load_test(url, path))
+            others.append(other_client(url, rows))
+    return ours, others
+
+
+def compare(ours: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    """The medians of rounds, in seconds, and the ratio of one client's middle round to the other's."""
+    ratio = median(ours) / median(others)
+    return {"load_test": list(ours), "other_client": list(others), "ratio": ratio}
+
+
+def to_table(compared: Mapping[str, Mapping[str, Any]]) -> str:
+    """For a page."""
+    rows = [
+        (
+            name,
+            f"{median(row['load_test']) * 1000:.2f}",
+            f"{median(row['other_client']) * 1000:.2f}",
+            f"{row['ratio']:.3f}",
+        )
+        for name, row in compared.items()
+    ]
+    return markdown_table(("median, ms", "octavo load-test", "other client", "ratio"), rows)
+
+
+def load_test(url: str, path: Path) -> Medians:
+    """The medians that `octavo load-test` reports."""
+    out = path.with_suffix(".json")
+    command = [sys.executable, "-m", "server.cli", "load-test", url, "--prompts", str(path), "--ignore-eos"]
+    subprocess.run(
+        [*command, "--json", str(out), "--no-progress"],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    summary = json.loads(out.read_text(encoding="utf-8"))["summary"]
+    if summary["num_answered"] != summary["num_requests"]:
+        raise SystemExit(f"Not all requests were answered: {summary['errors']}")
+    fields = ("ttft", "itl", "tpot", "end_to_end")
+    return {name: summary[field]["percentiles"]["p50"] for name, field in zip(NAMES, fields, strict=True)}
+
+
+def other_client(url: str, rows: Sequence[dict[str, Any]]) -> Medians:
+    """The same load by threads."""
+    address = urlsplit(url).netloc
+    model = _ask_model(address)
+    for row in rows[:2]:
+        _Request(address, model, row, time.monotonic()).run()  # warms up, as the load test does
+    begin = time.monotonic() + 0.5
+    requests = [_Request(address, model, row, begin + row["at"]) for row in rows]
+    threads = [threading.Thread(target=request.run) for request in requests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gaps = [b - a for request in requests for a, b in zip(request.times, request.times[1:], strict=False)]
+    return {
+        "first token": median(request.times[0] - request.due for request in requests),
+        "between pieces": median(gaps),
+        "per token": median((request.times[-1] - request.times[0]) / (request.num_tokens - 1) for request in requests),
+        "whole answer": median(request.end - request.due for request in requests),
+    }
+
+
+class _Request:
+    """One request in a thread of its own."""
+
+    def __init__(self, address: str, model: str, row: dict[str, Any], due: float) -> None:
+        self.due = due
+        self.times: list[float] = []
+        self.end = 0.0
+        self.num_tokens = 0
+        self._address = address
+        body = {"model": model, "prompt": row["prompt"], "max_tokens": row["max_tokens"], "stream": True}
+        self._body = json.dumps({**body, "ignore_eos": True, "stream_options": {"include_usage": True}})
+
+    def run(self) -> None:
+        time.sleep(max(0.0, self.due - time.monotonic()))
+        connection = HTTPConnection(self._address, timeout=300)
+        connection.request("POST", "/v1/completions", self._body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"status {response.status}: {response.read()[:200]!r}")
+        while line := response.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            now = time.monotonic()
+            event = json.loads(line[6:])
+            if event["choices"] and event["choices"][0]["text"]:
+                self.times.append(now)
+            if event.get("usage"):
+                self.num_tokens = event["usage"]["completion_tokens"]
+        self.end = time.monotonic()
+        connection.close()
+
+
+def _ask_model(address: str) -> str:
+    connection = HTTPConnection(address, timeout=30)
+    connection.request("GET", "/v1/models")
+    model: str = json.loads(connection.getresponse().read())["data"][0]["id"]
+    connection.close()
+    return model
+
+
+if __name__ == "__main__":
+    sys.exit(main())
