@@ -4,8 +4,8 @@ import time
 from functools import partial
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
 
 from kernels import __version__
 from scheduler.request_report import RequestReport
@@ -77,13 +77,13 @@ def create_app(
     )
     for routes in (completions, chat, responses, messages, embeddings, models, requests, operations, tokenization):
         app.include_router(routes.router)
+        for route in routes.router.routes:
+            assert isinstance(route, APIRoute)
+            metrics.http.expect(route.path, route.methods)
     if settings.enable_dashboard:
         app.include_router(page_routes())
         app.include_router(data_routes(engine))
     add_error_handlers(app)
-    for route in app.routes:
-        if isinstance(route, Route):
-            metrics.http.expect(route.path, route.methods or ())
     describe(app, needs_key=not keys.is_open, has_admin_key=keys.has_admin_key)
     # The last one added sees a request first.
     app.add_middleware(

@@ -60,7 +60,7 @@ class HttpSeries:
         self._errors = lambda status: errors.labels(*families.label_values, str(status))
         for status in _ERRORS:
             self._errors(status)
-        self.expect(UNMATCHED, [_OTHER_METHOD])
+        self.expect(UNMATCHED, [*sorted(METHODS), _OTHER_METHOD])
 
     def expect(self, handler: str, methods: Iterable[str]) -> None:
         """Show the series of a route before anybody has asked for it."""

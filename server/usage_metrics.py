@@ -4,8 +4,8 @@ Counted at the edge, so that they outlive the engine: what an answer's `usage` s
 another way. The number of series is bounded whatever the number of keys. Knows neither requests nor keys.
 """
 
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
@@ -30,6 +30,10 @@ class Usage:
         self.num_prompt_tokens += num_tokens
         self.num_cached_tokens += num_cached_tokens
 
+    def as_row(self) -> tuple[int, int, int, int]:
+        """Requests, and tokens of prompts, that were cached, and of answers."""
+        return self.num_requests, self.num_prompt_tokens, self.num_cached_tokens, self.num_generation_tokens
+
 
 class UsageSeries:
     """Counters of tokens and requests."""
@@ -53,14 +57,14 @@ class UsageSeries:
 
     def snapshot(self) -> Snapshot:
         """Every series, as of now."""
-        by_label = {label: Usage(*astuple(usage)) for label, usage in self._by_label.items()}
-        return lambda: self._collect(by_label)
+        rows = {label: usage.as_row() for label, usage in self._by_label.items()}
+        return lambda: self._collect(rows)
 
-    def _collect(self, by_label: dict[str, Usage]) -> Iterable[Metric]:
+    def _collect(self, rows: Mapping[str, tuple[int, int, int, int]]) -> Iterable[Metric]:
         make = self._families
-        columns = zip(*map(astuple, by_label.values()), strict=True)
+        columns = zip(*rows.values(), strict=True)
         num_requests, num_prompt, num_cached, num_generated = (
-            dict(zip(by_label, column, strict=True)) for column in columns
+            dict(zip(rows, column, strict=True)) for column in columns
         )
         prompt, cached = sum(num_prompt.values()), sum(num_cached.values())
         yield make.counter("vllm:prompt_tokens", "Prompt tokens, as usage tells them.", prompt)

@@ -16,7 +16,7 @@ from tests.server.doubles import FakeEngine, make_app, says
 class Client:
     """Speaks ASGI to an application, and can go away."""
 
-    def __init__(self, app, path: str, body: dict) -> None:
+    def __init__(self, app, path: str, body: dict, key: str | None = None) -> None:
         self.sent: list[dict] = []
         self.gone = asyncio.Event()
         self._body = json.dumps(body).encode()
@@ -32,7 +32,7 @@ class Client:
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
-            "headers": [],
+            "headers": [] if key is None else [(b"authorization", f"Bearer {key}".encode())],
             "client": ("test", 1),
             "server": ("test", 80),
         }
@@ -48,6 +48,10 @@ class Client:
     async def _send(self, message: dict) -> None:
         self.sent.append(message)
         self._progress.set()
+
+    def text(self) -> str:
+        """What came of the answer's body."""
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
 
     async def wait_for_messages(self, count: int) -> None:
         while len(self.sent) < count:

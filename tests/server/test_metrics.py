@@ -1,0 +1,135 @@
+"""All series together: there from the start, scraped beside the loop, in step with what `usage` tells, documented."""
+
+import asyncio
+import json
+import re
+import threading
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from server import metrics
+from server.messages import EngineStats
+from tests.server.doubles import FakeEngine, client_of, make_app, says
+from tests.server.test_disconnect import Client
+from tests.server.test_operations import LABELS, metrics_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+COMPLETIONS = "/v1/completions"
+
+
+def shape(series: dict) -> set:
+    """Names and labels. What labels say about the engine is known once it is there: of those the names count."""
+    return {
+        (name, *((key, "") if name.endswith("_info") else (key, v) for key, v in labels)) for name, *labels in series
+    }
+
+
+class StartingEngine(FakeEngine):
+    """Has said nothing yet, until it is ready."""
+
+    is_loading = True
+
+    @property
+    def stats(self) -> EngineStats | None:
+        return None if self.is_loading else super().stats
+
+
+async def test_no_series_comes_or_goes_between_the_start_and_after_a_load():
+    engine = StartingEngine(says("hello"))
+    info, engine.info = engine.info, None
+    keys = {"api_key": ("ann:one", "bob:two"), "admin_api_key": "three"}
+    async with client_of(make_app(engine, **keys), headers={"Authorization": "Bearer three"}) as client:
+        before = await metrics_of(client)
+        engine.is_loading, engine.info = False, info
+        assert shape(await metrics_of(client)) == shape(before)
+        for key in ("one", "two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            chat = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+            assert (await client.post("/v1/chat/completions", json=chat, headers=headers)).status_code == 200
+            for body, status in (({"prompt": "ab", "n": 2}, 200), ({"prompt": ""}, 400)):
+                assert (await client.post(COMPLETIONS, json=body, headers=headers)).status_code == status
+            assert (await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)).status_code == 200
+        engine.is_down = True
+        assert (await client.post(COMPLETIONS, json={"prompt": "a"})).status_code == 503
+        assert (await client.post(COMPLETIONS, json={"prompt": "a"}, headers={"Authorization": "x"})).status_code == 401
+        after = await metrics_of(client)
+    assert shape(after) == shape(before)
+    assert before["octavo_engine_ready", *LABELS] == 0
+
+
+async def test_the_loop_goes_on_while_a_scrape_is_written(monkeypatch):
+    began, proceed, render = threading.Event(), threading.Event(), metrics.render
+
+    def slow(snapshots):
+        began.set()
+        assert proceed.wait(60)
+        return render(snapshots)
+
+    monkeypatch.setattr(metrics, "render", slow)
+    async with client_of(make_app(FakeEngine(says("hello")))) as client:
+        scrape = asyncio.create_task(metrics_of(client))
+        await asyncio.to_thread(began.wait, 60)
+        answer = await client.post(COMPLETIONS, json={"prompt": "abc"})  # or this would wait for ever
+        assert answer.json()["choices"][0]["text"] == "hello"
+        assert not scrape.done()
+        proceed.set()
+        series, later = await scrape, await metrics_of(client)
+    assert series["vllm:generation_tokens_total", *LABELS] == 0  # as it was when the scrape began
+    assert later["vllm:generation_tokens_total", *LABELS] == 6
+
+
+async def test_an_aborted_answer_counts_what_its_usage_would_have_said():
+    app = make_app(FakeEngine(says("x" * 200)), api_key=("ann:one",))
+    body = {"prompt": ["abc", "defg"], "n": 2, "stream": True, "max_tokens": 200}
+    client = Client(app, COMPLETIONS, {**body, "stream_options": {"continuous_usage_stats": True}}, key="one")
+    await client.wait_for_messages(9)
+    client.gone.set()
+    await client.served
+    usages = [json.loads(event)["usage"] for event in re.findall(r"data: (\{.*\})\n", client.text())]
+    async with client_of(app, headers={"Authorization": "Bearer one"}) as scraper:
+        series = await metrics_of(scraper)
+    of_ann = [LABELS[0], ("key", "ann"), LABELS[1]]
+    # A token that came while the client left was written into a closed connection, for each of the four answers.
+    told = usages[-1]["completion_tokens"]
+    assert told > 0
+    assert told <= series["octavo_key_generation_tokens_total", *of_ann] <= told + 4
+    assert series["octavo_key_prompt_tokens_total", *of_ann] == 3 + 4 == usages[-1]["prompt_tokens"]
+    assert series["octavo_key_requests_total", *of_ann] == 1
+    assert series["vllm:request_success_total", LABELS[0], ("finished_reason", "abort"), LABELS[1]] == 4
+
+
+async def test_what_a_failed_answer_had_is_counted_and_a_prompt_that_was_never_begun_is_not():
+    engine = FakeEngine(says("hello"))
+    engine.num_cached_tokens = 2
+    engine.dies_after = 3
+    async with client_of(make_app(engine)) as client:
+        stream = await client.post(COMPLETIONS, json={"prompt": "abc", "stream": True})
+        assert "engine_died" in stream.text
+        engine.dies_after = 0
+        assert (await client.post(COMPLETIONS, json={"prompt": "abcdef"})).status_code == 503
+        assert (await client.post("/v1/embeddings", json={"input": "abcdef"})).status_code in (200, 503)
+        series = await metrics_of(client)
+    assert series["vllm:prompt_tokens_total", *LABELS] == 3
+    assert series["vllm:prompt_tokens_cached_total", *LABELS] == 2
+    assert series["vllm:generation_tokens_total", *LABELS] == 3
+    key = ("key", "none")
+    assert series["octavo_key_prompt_tokens_total", LABELS[0], key, LABELS[1]] == 3
+    assert series["octavo_key_requests_total", LABELS[0], key, LABELS[1]] == 3
+
+
+async def test_the_page_names_every_family_with_its_type_and_its_labels():
+    rows = re.findall(r"^\| `([^`{]+)(?:\{([^`]*)\})?` \| (\w+) \|", PAGE.read_text(), flags=re.MULTILINE)
+    documented = {name: (kind, set(filter(None, labels.split(",")))) for name, labels, kind in rows}
+    async with client_of(make_app(FakeEngine(says("hello")))) as client:
+        await client.post(COMPLETIONS, json={"prompt": "abc"})
+        text = (await client.get("/metrics")).text
+    shown: dict[str, tuple[str, set[str]]] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name.endswith("_created"):
+            continue
+        labels = {label for sample in family.samples for label in sample.labels} - {"le", "quantile"}
+        assert family.name.startswith(("http_", "process_", "python_")) or labels >= {"model_name", "engine"}
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        shown[name] = family.type, labels - {"model_name", "engine"}
+    assert documented == shown
