@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -44,6 +45,9 @@ from server.served_model import longest_token
 from server.tokenizer import Tokenizer
 from server.usage_metrics import NO_KEY
 
+if TYPE_CHECKING:
+    from server.tracing import Tracing
+
 _EXPOSED_HEADERS = (
     REQUEST_ID_HEADER,
     MESSAGES_REQUEST_ID_HEADER,
@@ -54,11 +58,16 @@ _EXPOSED_HEADERS = (
 
 
 def create_app(
-    engine: EngineClient, tokenizer: Tokenizer, settings: Settings, preparer: Preparer | None = None
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    preparer: Preparer | None = None,
+    tracing: "Tracing | None" = None,
 ) -> FastAPI:
     """The application that serves the model behind `engine`, which may still be loading.
 
     `preparer` reads large requests in another process; without one they are read in threads of this one.
+    `tracing` makes a span of each request.
     """
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
     keys = key_ring(settings)
@@ -105,7 +114,7 @@ def create_app(
         )
     if settings.enable_log_requests:
         app.add_middleware(RequestLog, max_bytes=settings.max_log_len)
-    app.add_middleware(Observation, metrics=metrics, history=history, root_path=settings.root_path)
+    app.add_middleware(Observation, metrics=metrics, history=history, root_path=settings.root_path, tracing=tracing)
     return app
 
 

@@ -261,6 +261,13 @@ class Settings(BaseSettings):
             raise ValueError("must be a path such as /llm, without a slash at its end")
         return value
 
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _refuse_other_protocols(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^/\s]+\S*", value):
+            raise ValueError("must be an http or https URL, such as http://localhost:4318: OTLP over HTTP, not gRPC")
+        return value
+
     @field_validator("allowed_origins", "allowed_methods", "allowed_headers", mode="after")
     @classmethod
     def _read_json_lists(cls, value: tuple[str, ...]) -> tuple[str, ...]:

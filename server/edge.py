@@ -9,6 +9,7 @@ from server.config import Settings
 from server.engine_client import EngineClient
 from server.engine_errors import EngineUnavailable
 from server.fingerprint import system_fingerprint
+from server.log_lines import current_request
 from server.metrics import ServerMetrics
 from server.preparer import Preparer
 from server.request_history import RequestHistory, RequestTrace
@@ -68,6 +69,7 @@ class Edge:
         trace = RequestTrace(
             answer_id, state.request_id, state.key_name, model, request.scope["route"].path, num_prompts
         )
+        trace.context, trace.span = current_request.get(), state.span
         state.trace = trace
         self.metrics.usage.of(state.key_name).num_requests += 1
         return self.history.open(trace)

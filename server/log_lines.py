@@ -18,6 +18,10 @@ class RequestContext(NamedTuple):
     trace_id: str | None = None  # 32 hexadecimal digits
     span_id: str | None = None  # 16; of the server's own span, or of the caller's where there is none
 
+    def trace_fields(self) -> dict[str, str | None]:
+        """Its place in a trace as fields of a line; none where it has no place."""
+        return {} if self.trace_id is None else {"trace_id": self.trace_id, "span_id": self.span_id}
+
 
 # Set for as long as a request is answered. Tasks and threads that are started meanwhile belong to it too.
 current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)

@@ -117,9 +117,7 @@ class JsonFormatter(logging.Formatter):
             line["message"] = record.getMessage()
         request = current_request.get()
         if request is not None:
-            line["request_id"] = request.request_id
-            if request.trace_id is not None:
-                line["trace_id"], line["span_id"] = request.trace_id, request.span_id
+            line |= {"request_id": request.request_id, **request.trace_fields()}
         if isinstance(record.msg, LogLine):
             line.update(record.msg.fields)
         if record.exc_info and record.exc_info[1] is not None:

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import uuid
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +22,9 @@ from server.log_lines import LogLine, RequestContext, current_request
 from server.metrics import ServerMetrics
 from server.protocol.messages_answers import is_messages_path
 from server.request_history import RequestHistory
+
+if TYPE_CHECKING:
+    from server.tracing import RequestSpan, Tracing
 
 LIVENESS_PATH = "/health/live"
 REQUEST_ID_HEADER = "x-request-id"
@@ -129,8 +133,15 @@ def _body_line(request_id: str, kept: bytes, num_bytes: int) -> LogLine:
 class Observation:
     """Gives each request an id, answers what nobody has answered, logs it, and counts it."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, history: RequestHistory, root_path: str = "") -> None:
-        """Record into `metrics` and `history`.
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        history: RequestHistory,
+        root_path: str = "",
+        tracing: "Tracing | None" = None,
+    ) -> None:
+        """Record into `metrics` and `history`, and into spans where there is `tracing`.
 
         `root_path` is what a proxy puts before our paths, be it still there or not.
         """
@@ -138,6 +149,7 @@ class Observation:
         self._metrics = metrics
         self._history = history
         self._root_path = root_path
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on and watch its answer."""
@@ -145,11 +157,12 @@ class Observation:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        context = _request_context(Headers(scope=scope))
+        scope["root_path"] = self._root_path or scope.get("root_path", "")
+        span = self._begin_span(scope)
+        context = _request_context(Headers(scope=scope), span)
         request_id = context.request_id
         token = current_request.set(context)
-        scope.setdefault("state", {})["request_id"] = request_id
-        scope["root_path"] = self._root_path or scope.get("root_path", "")
+        scope.setdefault("state", {}).update(request_id=request_id, span=span)
         status = CLIENT_CLOSED_REQUEST  # until an answer begins
         num_sent = 0  # bytes of the answer's body
 
@@ -168,12 +181,19 @@ class Observation:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             if status != CLIENT_CLOSED_REQUEST:  # too late for an answer; the server closes the connection
+                if span is not None:
+                    span.fail(type(error).__name__)
                 raise
             await error_response(error, scope["path"])(scope, receive, send_with_id)
             status = InternalError.status
         finally:
             self._record(scope, status, time.perf_counter() - started, request_id, num_sent)
             current_request.reset(token)
+
+    def _begin_span(self, scope: Scope) -> "RequestSpan | None":
+        if self._tracing is None or _route_path(scope).startswith(_QUIET_PREFIXES):
+            return None
+        return self._tracing.begin(scope)
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str, num_sent: int) -> None:
         handler = getattr(scope.get("route"), "path", UNMATCHED)
@@ -188,6 +208,11 @@ class Observation:
         key_name = scope["state"].get("key_name")
         holder = "" if key_name is None else f" key={key_name}"
         trace = scope["state"].get("trace")
+        span = scope["state"]["span"]
+        if span is not None:
+            span.answer(None if handler == UNMATCHED else handler, status)
+            if trace is None:
+                span.end()
         if trace is not None:
             self._history.close(trace, status)
         if access_logger.isEnabledFor(level):
@@ -206,9 +231,11 @@ class Observation:
             access_logger.log(level, LogLine(told, fields, f"{told} id={request_id}{holder}"))
 
 
-def _request_context(headers: Headers) -> RequestContext:
-    """The id that the caller gave, or a new one, and the caller's trace (W3C Trace Context, section 3.2)."""
+def _request_context(headers: Headers, span: "RequestSpan | None") -> RequestContext:
+    """The id that the caller gave, or a new one; the span, or else the caller's (W3C Trace Context, section 3.2)."""
     given = headers.get(REQUEST_ID_HEADER, "")
     request_id = given if _USABLE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    if span is not None:
+        return RequestContext(request_id, span.trace_id, span.span_id)
     parent = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     return RequestContext(request_id) if parent is None else RequestContext(request_id, parent[1], parent[2])

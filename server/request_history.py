@@ -11,12 +11,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scheduler.output import FinishReason
 from scheduler.request_report import RequestReport
 from server.api_keys import ADMIN
-from server.log_lines import LogLine
+from server.log_lines import LogLine, RequestContext
+
+if TYPE_CHECKING:
+    from server.tracing import RequestSpan
 
 ended_logger = logging.getLogger("octavo.ended")
 
@@ -41,6 +44,8 @@ class RequestTrace:
     status: int | None = None  # of the HTTP answer, once it has been sent
     finish_reasons: Counter[FinishReason] = field(default_factory=Counter)  # as the caller sees them
     reports: dict[str, RequestReport] = field(default_factory=dict)  # of prompts that have ended in the engine
+    context: RequestContext | None = None  # where it stands in a distributed trace
+    span: "RequestSpan | None" = None  # that tells of it there; ended with its line
 
     def engine_ids(self) -> Iterable[str]:
         """What the engine calls its prompts, in their order."""
@@ -133,6 +138,9 @@ class RequestHistory:
         if self._open.pop(trace.answer_id, None) is None:
             return  # the line was written before its time was up
         ended_logger.info(LogLine("Request ended.", end_record(trace)))
+        if trace.span is not None:
+            trace.span.end(trace)
+            trace.span = None  # it is sent, and need not be kept as long as the request is
         self._ended[trace.answer_id] = trace
         self._num_kept_reports += len(trace.reports)
         while len(self._ended) > self._max_ended_requests or (
@@ -179,6 +187,7 @@ def end_record(trace: RequestTrace) -> dict[str, Any]:
         "wait_seconds": waits,
         "preemptions": sum(report.num_preemptions for report in reports),
         "preemption_causes": Counter(p.cause for report in reports for p in report.preemptions),
+        **({} if trace.context is None else trace.context.trace_fields()),
     }
 
 

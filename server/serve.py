@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from server.preparer import Preparer
+    from server.tracing import Tracing
 
 logger = logging.getLogger("octavo.serve")
 console = logging.getLogger(CONSOLE)
@@ -47,6 +48,7 @@ _EXIT_USAGE = 2
 _SWITCH_SECONDS = 0.0005
 _MAX_FILES = 65536
 _KEEP_ALIVE_SECONDS = 75  # longer than proxies keep an idle connection: the side that reuses it should end it
+_LAST_SPANS_SECONDS = 5.0  # for the collector to take them
 _CLOSE_SECONDS = 5  # for connections to take the end of their answers
 
 
@@ -55,6 +57,7 @@ def serve(settings: Settings) -> int:
     configure_logging(settings.log_level, settings.log_format)
     try:
         key_ring(settings)  # keys that cannot be used show at once
+        tracing = None if settings.otlp_traces_endpoint is None else _start_tracing(settings.otlp_traces_endpoint)
     except SettingsError as error:
         return _fail(str(error), _EXIT_USAGE)
     _raise_file_limit()
@@ -72,7 +75,7 @@ def serve(settings: Settings) -> int:
         reason = str(error.strerror).partition(" (")[0]
         return _fail(f"Cannot listen on {settings.host} port {settings.port}: {reason}.")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, listener:
-        return runner.run(_serve(settings, model_path, listener))
+        return runner.run(_serve(settings, model_path, listener, tracing))
 
 
 class _CannotLoad(RuntimeError):
@@ -115,12 +118,12 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
 
-async def _serve(settings: Settings, model_path: Path, listener: socket.socket) -> int:
+async def _serve(settings: Settings, model_path: Path, listener: socket.socket, tracing: "Tracing | None") -> int:
     with StartupDisplay(settings.log_format) as display:
         engine = EngineClient(settings.engine_config(model_path), display.show)
         starting = asyncio.create_task(engine.start())
         await asyncio.sleep(0)  # its process begins before threads of this one want the processors
-        loading = asyncio.create_task(asyncio.to_thread(_load_app, engine, model_path, settings))
+        loading = asyncio.create_task(asyncio.to_thread(_load_app, engine, model_path, settings, tracing))
         _on_signals(lambda _: loading.cancel())
         try:
             app, preparer = await loading  # beside the engine, which takes longer
@@ -150,12 +153,31 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket) 
     loop_lag.stop()
     await _give_up(engine, starting)
     app.state.edge.history.flush()
+    if tracing is not None and not server.force_exit:
+        await asyncio.to_thread(tracing.close, _LAST_SPANS_SECONDS)
     await asyncio.gather(preparing, return_exceptions=True)
     await asyncio.to_thread(preparer.stop)
     return server.exit_code
 
 
-def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> "tuple[FastAPI, Preparer]":
+def _start_tracing(endpoint: str) -> "Tracing":
+    """Raises SettingsError where the extra is missing, or a variable that the SDK reads makes no sense to it."""
+    try:
+        from server.tracing import start_tracing
+
+        return start_tracing(endpoint)
+    except ImportError as error:
+        raise SettingsError(
+            f"--otlp-traces-endpoint needs OpenTelemetry, which cannot be imported ({error}): "
+            "pip install 'octavo[tracing]'."
+        ) from None
+    except ValueError as error:
+        raise SettingsError(f"OpenTelemetry cannot be set up: {error}") from None
+
+
+def _load_app(
+    engine: EngineClient, model_path: Path, settings: Settings, tracing: "Tracing | None"
+) -> "tuple[FastAPI, Preparer]":
     # Imported while the engine starts: it takes a third of the time that the engine does.
     from server.app import create_app
     from server.preparer import Preparer
@@ -166,7 +188,7 @@ def _load_app(engine: EngineClient, model_path: Path, settings: Settings) -> "tu
     except TokenizerError as error:
         raise _CannotLoad(str(error)) from error
     preparer = Preparer(model_path, tokenizer, settings.log_level, settings.log_format)
-    return create_app(engine, tokenizer, settings, preparer), preparer
+    return create_app(engine, tokenizer, settings, preparer, tracing), preparer
 
 
 def _on_signals(handler: Callable[[str], object]) -> None:

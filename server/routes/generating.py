@@ -29,6 +29,7 @@ from server.off_loop import is_large, off_loop_if_large
 from server.preparation import PreparedRequest
 from server.protocol.responses import to_json
 from server.served_model import ServedModel
+from server.span_attributes import generation_attributes
 
 IGNORED_FIELDS_HEADER = "x-octavo-ignored-fields"
 TRUNCATED_TOKENS_HEADER = "x-octavo-truncated-prompt-tokens"
@@ -123,6 +124,8 @@ async def _answer(request: Request, body: bytes, arrival: float, edge: Edge, rou
     head = Head(f"{route.id_prefix}{uuid.uuid4().hex}", int(time.time()), prepared.model, fingerprint)
     writer = route.writer(prepared, head)
     trace = edge.trace(request, head.id, prepared.model, len(prepared.prompts))
+    if trace.span is not None:
+        trace.span.describe(generation_attributes(prepared))
     submitter = edge.submitter(request)
     generation = Generation(prepared, trace, edge.engine, edge.tokenizer, edge.metrics, arrival, submitter)
     headers = _headers(prepared)
