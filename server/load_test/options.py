@@ -15,7 +15,7 @@ DEFAULT_USERS = 8
 DEFAULT_REQUESTS = 100
 DEFAULT_SEARCH_SECONDS = 30.0
 _SYNTHETIC = ("prefix_tokens", "num_prefixes", "turns", "input_tokens", "prompt_ids")
-_TRACE = ("first", "until", "sample", "tokens_per_run", "token_scale", "output_scale", "session_spread")
+_TRACE = ("first", "until", "sample", "tokens_per_run", "token_scale", "output_scale", "think_scale", "session_spread")
 # Flags that mean something beside another only: flag -> those, one of which must be there.
 _NEEDS = {
     **dict.fromkeys(_TRACE, ("trace",)),
@@ -215,6 +215,7 @@ def _add_trace_options(group: argparse._ArgumentGroup) -> None:
         "--token-scale", type=_number(1e-6, 1e3), metavar="X", help="prompts and answers X times as long"
     )
     group.add_argument("--output-scale", type=_number(1e-6, 1e3), metavar="X", help="answers alone")
+    group.add_argument("--think-scale", type=_number(0, 1e3), metavar="X", help="recorded think times X times as long")
     group.add_argument(
         "--session-spread", type=_seconds, metavar="SECONDS", help="conversations start within (default: 3600)"
     )

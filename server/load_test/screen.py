@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from rich import box
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -119,7 +120,10 @@ def summary_table(summary: Summary, title: str) -> Table:
 def latency_table(summary: Summary) -> Table:
     """Percentiles of each latency, in milliseconds."""
     names = list(summary.ttft.percentiles)
-    table = Table("ms", "samples", "mean", *names, "most", title="Latency, from when a request was due")
+    table = Table(
+        "ms", "samples", "mean", *names, "most", box=box.SIMPLE_HEAD, title="Latency, from when a request was due"
+    )
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for name, latency in latencies(summary).items():

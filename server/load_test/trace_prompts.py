@@ -29,6 +29,7 @@ class TraceOptions:
     tokens_per_run: int | None = None
     token_scale: float | None = None  # of prompts, and of answers where there is no output_scale
     output_scale: float | None = None
+    think_scale: float = 1.0  # of the recorded think times
     session_spread: float = 3600.0  # seconds
 
 
@@ -59,11 +60,13 @@ def load_trace(options: TraceOptions, seed: int, max_model_len: int | None) -> T
     return trace
 
 
-def trace_sessions(trace: Trace, maker: PromptMaker) -> Iterator[PlannedSession]:
+def trace_sessions(trace: Trace, think_scale: float, maker: PromptMaker) -> Iterator[PlannedSession]:
     """The sessions, with the starts that the trace has."""
     for number, session in enumerate(trace.sessions):
         requests = tuple(
-            _request(turn, trace.tokens_per_run, f"{number}.{place}", maker, think_time=turn.think_time if place else 0)
+            _request(
+                turn, trace.tokens_per_run, f"{number}.{place}", maker, turn.think_time * think_scale if place else 0.0
+            )
             for place, turn in enumerate(session.turns)
         )
         yield PlannedSession(session.start, requests)

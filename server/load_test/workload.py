@@ -110,13 +110,14 @@ def _trace_source(options: argparse.Namespace, seed: int, max_model_len: int | N
         tokens_per_run=options.tokens_per_run,
         token_scale=options.token_scale,
         output_scale=options.output_scale,
+        think_scale=1.0 if options.think_scale is None else options.think_scale,
         session_spread=options.session_spread or 3600.0,
     )
     trace = load_trace(wanted, seed, max_model_len)
-    limit = f"a cache without limit would find {trace.hit_rate_limit():.1%} of the prompts' tokens"
+    limit = f"of the whole trace's prompt tokens a cache without limit would find {trace.hit_rate_limit():.1%}"
     return Source(
         f"the trace {trace.name}",
-        partial(trace_sessions, trace),
+        partial(trace_sessions, trace, wanted.think_scale),
         len(trace.sessions),
         has_starts=True,
         notes=(*trace.notes, limit),

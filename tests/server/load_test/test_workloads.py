@@ -58,7 +58,7 @@ def test_mooncake_prompts_share_what_its_block_ids_say(maker):
     assert [request.max_tokens for session in plan.sessions for request in session.requests] == [
         turn.num_output_tokens for turn in turns
     ]
-    assert any("a cache without limit" in note for note in plan.notes)
+    assert any("cache without limit" in note for note in plan.notes)
 
 
 def test_recorded_times_are_kept_sped_up_or_brought_to_a_rate():
@@ -91,6 +91,16 @@ def test_coding_assistants_think_between_their_turns():
         sizes = [len(request.make_prompt().split()) for request in session.requests]
         # A run of 64 tokens becomes a whole number of tokens: 3, not 3.2.
         assert sizes == pytest.approx([turn.num_prompt_tokens * 3 / 64 for turn in recorded.turns], abs=1.01)
+
+
+def test_recorded_think_times_can_be_shortened():
+    whole, short = (planned(f"--trace {CODING} {flags}") for flags in ("", "--think-scale 0.1"))
+    for one, other in zip(whole.sessions, short.sessions, strict=True):
+        times = [request.think_time for request in one.requests]
+        assert [request.think_time for request in other.requests] == pytest.approx([time * 0.1 for time in times])
+        assert times[0] == 0.0
+    idle = planned(f"--trace {CODING} --think-scale 0")
+    assert not any(request.think_time for session in idle.sessions for request in session.requests)
 
 
 def test_traces_without_sharing_are_scaled_too():
