@@ -14,6 +14,8 @@ from server.api_description import describe
 from server.api_keys import key_ring
 from server.config import Settings
 from server.dashboard.data import data_routes
+from server.dashboard.inspection_routes import inspection_routes
+from server.dashboard.inspector import Inspector
 from server.dashboard.pages import page_routes
 from server.edge import Edge
 from server.engine_client import EngineClient
@@ -63,11 +65,12 @@ def create_app(
     settings: Settings,
     preparer: Preparer | None = None,
     tracing: "Tracing | None" = None,
+    inspector: Inspector | None = None,
 ) -> FastAPI:
     """The application that serves the model behind `engine`, which may still be loading.
 
     `preparer` reads large requests in another process; without one they are read in threads of this one.
-    `tracing` makes a span of each request.
+    `tracing` makes a span of each request. `inspector` looks at prompts for the dashboard.
     """
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False)
     keys = key_ring(settings)
@@ -92,6 +95,8 @@ def create_app(
     if settings.enable_dashboard:
         app.include_router(page_routes())
         app.include_router(data_routes(engine))
+        if inspector is not None:
+            app.include_router(inspection_routes(inspector))
     add_error_handlers(app)
     describe(app, needs_key=not keys.is_open, has_admin_key=keys.has_admin_key)
     # The last one added sees a request first.

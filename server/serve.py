@@ -37,6 +37,7 @@ from server.startup_display import StartupDisplay, print_ready
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from server.dashboard.inspector import Inspector
     from server.preparer import Preparer
     from server.tracing import Tracing
 
@@ -126,7 +127,7 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket, 
         loading = asyncio.create_task(asyncio.to_thread(_load_app, engine, model_path, settings, tracing))
         _on_signals(lambda _: loading.cancel())
         try:
-            app, preparer = await loading  # beside the engine, which takes longer
+            app, preparer, inspector = await loading  # beside the engine, which takes longer
         except (_CannotLoad, asyncio.CancelledError) as error:
             await _give_up(engine, starting)
             return 0 if loading.cancelled() else _fail(str(error))
@@ -150,6 +151,7 @@ async def _serve(settings: Settings, model_path: Path, listener: socket.socket, 
         server.exit_code = _fail("The engine died and does not start again.")
     server.should_exit = True
     await serving
+    await inspector.stop()
     loop_lag.stop()
     await _give_up(engine, starting)
     app.state.edge.history.flush()
@@ -177,9 +179,10 @@ def _start_tracing(endpoint: str) -> "Tracing":
 
 def _load_app(
     engine: EngineClient, model_path: Path, settings: Settings, tracing: "Tracing | None"
-) -> "tuple[FastAPI, Preparer]":
+) -> "tuple[FastAPI, Preparer, Inspector]":
     # Imported while the engine starts: it takes a third of the time that the engine does.
     from server.app import create_app
+    from server.dashboard.inspector import Inspector
     from server.preparer import Preparer
     from server.tokenizer import TokenizerError, load_tokenizer
 
@@ -188,7 +191,8 @@ def _load_app(
     except TokenizerError as error:
         raise _CannotLoad(str(error)) from error
     preparer = Preparer(model_path, tokenizer, settings.log_level, settings.log_format)
-    return create_app(engine, tokenizer, settings, preparer, tracing), preparer
+    inspector = Inspector(settings.engine_config(model_path))
+    return create_app(engine, tokenizer, settings, preparer, tracing, inspector), preparer, inspector
 
 
 def _on_signals(handler: Callable[[str], object]) -> None:
