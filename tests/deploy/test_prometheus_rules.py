@@ -120,3 +120,9 @@ def test_promtool_finds_no_fault(tmp_path):
     shutil.copy(FOLDER / "rules.yml", tmp_path)
     done = subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_documentation_lists_every_alert_with_its_severity():
+    text = (FOLDER.parents[1] / "docs/deploy.md").read_text()
+    listed = re.findall(r"^\| `(Octavo\w+)` \| (\w+) \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted({(alert["alert"], alert["labels"]["severity"]) for alert in ALERTS})
