@@ -18,7 +18,7 @@ if not __package__:  # run as a script: Python has put this folder on the path, 
 
 from deploy.grafana.engine_rows import info_row, kv_cache_row, process_row, scheduler_row
 from deploy.grafana.panels import DATA_SOURCE, placed
-from deploy.grafana.service_rows import fairness_row, http_row, service_row, token_row
+from deploy.grafana.service_rows import fairness_row, http_row, objective_row, service_row, token_row
 
 BOARD = Path(__file__).resolve().parent / "dashboards" / "octavo.json"
 _KNOWN_BY = "vllm:num_requests_running"  # that every server has from its start, with all labels
@@ -43,7 +43,7 @@ def board_json() -> str:
         .annotation(_restarts())
         .build()
     )
-    rows = [service_row(), scheduler_row(), kv_cache_row(), token_row(), fairness_row(), http_row()]
+    rows = [service_row(), objective_row(), scheduler_row(), kv_cache_row(), token_row(), fairness_row(), http_row()]
     board.panels = placed([*rows, process_row(), info_row()])
     return json.dumps(board, cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
@@ -59,7 +59,7 @@ def _variables() -> list[Builder[models.VariableModel]]:
             "Engine",
             f'label_values({_KNOWN_BY}{{model_name=~"$model_name", instance=~"$instance"}}, engine)',
         ),
-        _bound_variable("first_token_seconds", "First token within (s)", _FIRST_TOKEN_SECONDS, "1.0"),
+        _bound_variable("first_token_seconds", "First token within (s)", _FIRST_TOKEN_SECONDS, "2.5"),
         _bound_variable("next_token_seconds", "Next token within (s)", _NEXT_TOKEN_SECONDS, "0.2"),
     ]
 

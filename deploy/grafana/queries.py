@@ -8,6 +8,9 @@ SELECTOR = 'model_name=~"$model_name", instance=~"$instance", engine=~"$engine"'
 # The HTTP series and those of the process belong to a server, not to an engine with a model.
 SERVER_SELECTOR = 'instance=~"$instance"'
 
+# What deploy/prometheus/rules.yml records is of all servers of a job together, and of HTTP also without a model.
+RECORDED_SELECTOR = 'model_name=~"$model_name|"'
+
 _OVER = "[$__rate_interval]"
 
 

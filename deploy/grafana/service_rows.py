@@ -5,6 +5,7 @@ Each query is of one server's series, as docs/metrics.md describes them.
 
 from deploy.grafana.panels import Row, Sized, bars, distribution, lines, number
 from deploy.grafana.queries import (
+    RECORDED_SELECTOR,
     SERVER_SELECTOR,
     increase,
     mean_observed,
@@ -27,6 +28,25 @@ _MOSTLY_KEPT = ((None, "red"), (0.95, "orange"), (0.99, "green"))
 def service_row() -> Row:
     """At a glance, and then over time: are requests answered, and how fast?"""
     return Row("Service", [*_at_a_glance(), *_latencies(), _ends(), _errors(), _promises()])
+
+
+def objective_row() -> Row:
+    """How fast the error budgets of the objectives are being spent, as the alerts reckon it; 1 just lasts 30 days."""
+    budget = "on (slo) group_left () octavo:slo_budget"
+    windows = {"1h": "Budget burnt in an hour", "6h": "Budget burnt in six hours", "3d": "Budget burnt in three days"}
+    missed = {window: selected(f"octavo:slo_bad:ratio_rate{window}", selector=RECORDED_SELECTOR) for window in windows}
+    return Row(
+        "Objectives",
+        [
+            lines(
+                title,
+                "Times as fast as a budget for 30 days allows: what misses its objective, by what may. "
+                "The objectives stand in Prometheus's rules.",
+                {"{{slo}}": f"max by (slo) ({missed[window]} / {budget})"},
+            )
+            for window, title in windows.items()
+        ],
+    )
 
 
 def token_row() -> Row:

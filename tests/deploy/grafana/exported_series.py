@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import promql_parser as promql
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,9 +14,10 @@ Labels = Mapping[str, str]
 
 
 class ExportedSeries:
-    """What a server shows on /metrics."""
+    """What a server shows on /metrics, and what Prometheus records of it under the names `recorded`."""
 
-    def __init__(self, exposition: str) -> None:
+    def __init__(self, exposition: str, recorded: Collection[str] = ()) -> None:
+        self._recorded = {*recorded, *_OF_PROMETHEUS}  # their labels are not known here
         self._labels: dict[str, list[Labels]] = defaultdict(list)
         for family in text_string_to_metric_families(exposition):
             for sample in family.samples:
@@ -33,11 +34,11 @@ class ExportedSeries:
         labels = {name for s in selectors for series in self._labels.get(s.name, ()) for name in series}
         groups = [node.modifier for node in nodes(tree) if isinstance(node, promql.AggregateExpr) and node.modifier]
         asked = {name for group in groups for name in group.labels}
-        nothing_ours = all(s.name in _OF_PROMETHEUS for s in selectors)
+        nothing_ours = all(s.name in self._recorded for s in selectors)
         return [str(s) for s in selectors if not self._has(s)] + sorted(() if nothing_ours else asked - labels)
 
     def _has(self, selector: promql.VectorSelector) -> bool:
-        if selector.name in _OF_PROMETHEUS:
+        if selector.name in self._recorded:
             return True
         return any(_matches(series, selector) for series in self._labels.get(selector.name, ()))
 

@@ -26,6 +26,10 @@ VALUES = {
     "instance": TARGET_LABELS["instance"],
     "job": TARGET_LABELS["job"],
     "engine": "0",
+    "ttft_slo": "2.5",
+    "tpot_slo": "0.2",
+    "Deployment_id": ".+",
+    "__range": "1m",
 }
 
 
@@ -35,7 +39,8 @@ async def exported():
     async with client_of(app) as client:
         # So that the series are there that only a request's key makes.
         await client.post("/v1/completions", json={"model": MODEL, "prompt": "abc", "max_tokens": 2})
-        return ExportedSeries((await client.get("/metrics")).text)
+        recorded = re.findall(r"- record: (\S+)", (ROOT / "deploy/prometheus/rules.yml").read_text())
+        return ExportedSeries((await client.get("/metrics")).text, recorded)
 
 
 def test_the_script_makes_the_file():
@@ -113,6 +118,7 @@ LEFT_OUT = {
     *("vllm:prompt_tokens_cached", "vllm:admission_rejections", "vllm:corrupted_requests"),
     *("vllm:external_prefix_cache", "vllm:mm_cache", "vllm:gpu_prefix_cache", "vllm:spec_decode"),
     *("octavo_engine_prompt_tokens", "octavo_engine_generation_tokens"),
+    *("octavo_key_prompts", "octavo_key_queue_seconds", "octavo_key_preemptions"),
 }
 
 
