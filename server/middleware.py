@@ -188,7 +188,7 @@ class Observation:
             status = InternalError.status
         finally:
             self._record(scope, status, time.perf_counter() - started, request_id, num_sent)
-            current_request.reset(token)
+        current_request.reset(token)  # not after an error: what the server below says of it belongs to the request too
 
     def _begin_span(self, scope: Scope) -> "RequestSpan | None":
         if self._tracing is None or _route_path(scope).startswith(_QUIET_PREFIXES):

@@ -1,5 +1,6 @@
 """What the log says of requests where it is read by collectors: which lines there are, whose they are, their fields."""
 
+import asyncio
 import io
 import json
 import logging
@@ -70,6 +71,32 @@ async def test_a_failure_is_one_line_that_names_its_request(log):
     assert (failure["request_id"], failure["exception"]) == ("r1", "TypeError: 'NoneType' object is not callable")
     assert failure["stack_trace"].startswith("Traceback ")
     assert {line["request_id"] for line in log()} == {"r1"}
+
+
+async def test_what_uvicorn_says_of_a_broken_answer_names_its_request(log):
+    async def breaks(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ValueError("odd")
+
+    async def run_as_uvicorn_does():
+        app = make_app(FakeEngine())
+        app.add_middleware(lambda _app: breaks)
+        inside = app.user_middleware.pop(0)
+        app.user_middleware.append(inside)  # below all of ours
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"r1")]}
+
+        async def send(_message):
+            pass
+
+        try:
+            await app(scope, None, send)
+        except ValueError:
+            logging.getLogger("octavo.test").exception("Exception in ASGI application")
+
+    await asyncio.create_task(run_as_uvicorn_does())
+    failure = next(line for line in log() if line["logger"] == "octavo.test")
+    assert (failure["request_id"], failure["exception"]) == ("r1", "ValueError: odd")
+    assert current_request.get() is None
 
 
 async def test_a_body_is_a_field_as_it_came(log):
