@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from gzip import compress
 
 from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformCollector, ProcessCollector
 
@@ -40,6 +41,7 @@ _REQUEST_BUCKETS = (
 )
 _LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_COMPRESSION = 1  # gzip's fastest
 _MAX_TOKENS_BUCKET = 1 << 20
 _FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
@@ -149,6 +151,7 @@ class ServerMetrics:
 
     def observe_report(self, report: RequestReport) -> None:
         """The engine reports what became of a prompt, however it ended."""
+        self.usage.of(report.tenant).add_report(report)
         self._queue_time.observe(report.queue_seconds)
         if report.prefill_seconds is not None:
             self._prefill_time.observe(report.prefill_seconds)
@@ -170,10 +173,11 @@ class ServerMetrics:
             "request_queue_time_seconds": self._queue_time,
         }
 
-    async def exposition(self) -> bytes:
-        """The text that Prometheus scrapes: values as of now, written in a thread, for one scrape at a time."""
+    async def exposition(self, *, is_compressed: bool = False) -> bytes:
+        """The text that Prometheus scrapes, or its gzip: as of now, written in a thread, for one scrape at a time."""
         async with self._rendering:
-            return await asyncio.to_thread(partial(render, self._snapshots()))
+            text = await asyncio.to_thread(partial(render, self._snapshots()))
+            return await asyncio.to_thread(compress, text, _COMPRESSION) if is_compressed else text
 
     def _snapshots(self) -> list[Snapshot]:
         parts = [part.snapshot() for part in self._parts]

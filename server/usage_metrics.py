@@ -1,14 +1,17 @@
-"""Tokens as callers are told them in `usage`, in all and by the name of the key that asked.
+"""Tokens as callers are told them in `usage`, in all and by the name of the key that asked; who waits, and gives way.
 
 Counted at the edge, so that they outlive the engine: what an answer's `usage` says, or would have said when it ended in
 another way. The number of series is bounded whatever the number of keys. Knows neither requests nor keys.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
+from operator import attrgetter
 
 from prometheus_client.core import Metric
 
+from scheduler.request_report import RequestReport
 from server.metric_families import Families, Snapshot
 
 MAX_KEY_NAMES = 50
@@ -24,15 +27,30 @@ class Usage:
     num_prompt_tokens: int = 0  # each prompt once, whatever n
     num_cached_tokens: int = 0  # of them
     num_generation_tokens: int = 0
+    num_ended_prompts: int = 0  # in the engine, however
+    queue_seconds: float = 0.0  # that they waited for their first admission
+    num_preemptions: int = 0  # of their sequences
 
     def add_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
         """The engine's first word on a prompt has come, with how much of it was cached."""
         self.num_prompt_tokens += num_tokens
         self.num_cached_tokens += num_cached_tokens
 
-    def as_row(self) -> tuple[int, int, int, int]:
-        """Requests, and tokens of prompts, that were cached, and of answers."""
-        return self.num_requests, self.num_prompt_tokens, self.num_cached_tokens, self.num_generation_tokens
+    def add_report(self, report: RequestReport) -> None:
+        """A prompt has ended in the engine."""
+        self.num_ended_prompts += 1
+        self.queue_seconds += report.queue_seconds
+        self.num_preemptions += report.num_preemptions
+
+
+_BY_KEY: dict[str, tuple[str, Callable[[Usage], float]]] = {
+    "requests": ("Requests for an answer.", attrgetter("num_requests")),
+    "prompt_tokens": ("Prompt tokens.", attrgetter("num_prompt_tokens")),
+    "generation_tokens": ("Generated tokens.", attrgetter("num_generation_tokens")),
+    "prompts": ("Prompts that have ended in the engine.", attrgetter("num_ended_prompts")),
+    "queue_seconds": ("What they waited for their first admission.", attrgetter("queue_seconds")),
+    "preemptions": ("Times that one of their sequences lost its blocks.", attrgetter("num_preemptions")),
+}
 
 
 class UsageSeries:
@@ -57,16 +75,14 @@ class UsageSeries:
 
     def snapshot(self) -> Snapshot:
         """Every series, as of now."""
-        rows = {label: usage.as_row() for label, usage in self._by_label.items()}
-        return lambda: self._collect(rows)
+        usages = {label: copy(usage) for label, usage in self._by_label.items()}
+        return lambda: [*self._in_all(usages.values()), *self._by_key(usages)]
 
-    def _collect(self, rows: Mapping[str, tuple[int, int, int, int]]) -> Iterable[Metric]:
+    def _in_all(self, usages: Collection[Usage]) -> Iterable[Metric]:
         make = self._families
-        columns = zip(*rows.values(), strict=True)
-        num_requests, num_prompt, num_cached, num_generated = (
-            dict(zip(rows, column, strict=True)) for column in columns
-        )
-        prompt, cached = sum(num_prompt.values()), sum(num_cached.values())
+        prompt = sum(usage.num_prompt_tokens for usage in usages)
+        cached = sum(usage.num_cached_tokens for usage in usages)
+        generated = sum(usage.num_generation_tokens for usage in usages)
         yield make.counter("vllm:prompt_tokens", "Prompt tokens, as usage tells them.", prompt)
         yield make.counter("vllm:prompt_tokens_cached", "Of them, those that were cached.", cached)
         yield make.counters(
@@ -75,9 +91,9 @@ class UsageSeries:
             "source",
             {"local_compute": prompt - cached, "local_cache_hit": cached, "external_kv_transfer": 0},
         )
-        yield make.counter(
-            "vllm:generation_tokens", "Generated tokens, as usage tells them.", sum(num_generated.values())
-        )
-        yield make.counters("octavo_key_requests", "Requests for an answer, by the key's name.", "key", num_requests)
-        yield make.counters("octavo_key_prompt_tokens", "Prompt tokens by the key's name.", "key", num_prompt)
-        yield make.counters("octavo_key_generation_tokens", "Generated tokens by the key's name.", "key", num_generated)
+        yield make.counter("vllm:generation_tokens", "Generated tokens, as usage tells them.", generated)
+
+    def _by_key(self, usages: Mapping[str, Usage]) -> Iterable[Metric]:
+        for name, (documentation, value_of) in _BY_KEY.items():
+            values = {label: value_of(usage) for label, usage in usages.items()}
+            yield self._families.counters(f"octavo_key_{name}", f"{documentation} By the key's name.", "key", values)

@@ -1,8 +1,9 @@
 """Health, metrics and version: what operators and their machines ask."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import gzip_accepted
 from starlette.responses import Response
 
 from kernels import __version__
@@ -29,9 +30,13 @@ async def ready(edge: CurrentEdge) -> Response:
 
 
 @router.get("/metrics")
-async def metrics(edge: CurrentEdge) -> Response:
+async def metrics(request: Request, edge: CurrentEdge) -> Response:
     """Every series, in Prometheus's text format."""
-    return Response(await edge.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    headers = {"Content-Type": CONTENT_TYPE_LATEST, "Vary": "Accept-Encoding"}
+    is_compressed = gzip_accepted(request.headers.get("accept-encoding", ""))
+    if is_compressed:
+        headers["Content-Encoding"] = "gzip"
+    return Response(await edge.metrics.exposition(is_compressed=is_compressed), headers=headers)
 
 
 @router.get("/version")

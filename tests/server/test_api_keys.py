@@ -191,3 +191,12 @@ def test_every_key_is_compared(monkeypatch):
         compared.clear()
         ring.holder(key)
         assert compared == [(32, 32)] * 4
+
+
+def test_whose_keys_there_are_is_told_without_the_keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("bob: b\nsecret\n")
+    ring = KeyRing(["a:first", "a:second", "third"], file, "root")
+    assert ring.names == ["admin", "a", "key-3", "bob", "file-key-2"]
+    assert KeyRing().names == []
+    assert KeyRing(admin_key="root").names == ["admin"]

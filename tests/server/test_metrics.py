@@ -4,13 +4,14 @@ import asyncio
 import json
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from server import metrics
 from server.messages import EngineStats
-from tests.server.doubles import FakeEngine, client_of, make_app, says
+from tests.server.doubles import FakeEngine, client_of, make_app, report_of, says
 from tests.server.test_disconnect import Client
 from tests.server.test_operations import LABELS, metrics_of
 
@@ -77,6 +78,38 @@ async def test_the_loop_goes_on_while_a_scrape_is_written(monkeypatch):
         series, later = await scrape, await metrics_of(client)
     assert series["vllm:generation_tokens_total", *LABELS] == 0  # as it was when the scrape began
     assert later["vllm:generation_tokens_total", *LABELS] == 6
+
+
+async def test_a_scrape_is_packed_for_those_who_can_read_it():
+    async with client_of(make_app(FakeEngine())) as client:
+        plain = await client.get("/metrics", headers={"Accept-Encoding": "identity"})
+        packed = await client.get("/metrics", headers={"Accept-Encoding": "br, gzip;q=0.5"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 5
+
+    def names(text: str) -> list[str]:
+        return [line.rpartition(" ")[0] for line in text.splitlines()]
+
+    assert names(packed.text) == names(plain.text)
+
+
+async def test_who_waits_and_who_gives_way_is_told_by_key():
+    def report(message, has_ended):
+        return replace(report_of(message, has_ended), num_preemptions=len(message.prompt_token_ids))
+
+    engine = FakeEngine(says("hello"))
+    engine.report_of = report
+    async with client_of(make_app(engine, api_key=("ann:one", "bob:two"))) as client:
+        for key, prompt in (("one", ["abc", "de"]), ("two", "f")):
+            client.headers["Authorization"] = f"Bearer {key}"
+            assert (await client.post(COMPLETIONS, json={"prompt": prompt})).status_code == 200
+        series = await metrics_of(client)
+    told = {
+        name: [series[f"octavo_key_{name}_total", LABELS[0], ("key", key), LABELS[1]] for key in ("ann", "bob")]
+        for name in ("requests", "prompts", "queue_seconds", "preemptions")
+    }
+    assert told == {"requests": [1, 1], "prompts": [2, 1], "queue_seconds": [2, 1], "preemptions": [5, 1]}
 
 
 async def test_an_aborted_answer_counts_what_its_usage_would_have_said():
