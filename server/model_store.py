@@ -15,7 +15,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -48,20 +48,25 @@ def default_home() -> Path:
     return Path("~/.cache/octavo").expanduser()
 
 
+def installed_home() -> Path:
+    """Where models lie that were installed with the server, as in an image that brings one along; never written to."""
+    return Path(sys.prefix, "share", "octavo")
+
+
 def resolve(model: str, home: Path | None = None, on_progress: ProgressCallback = ignore_progress) -> Path:
     """Return the .gguf file or the Hugging Face directory that `model` means, downloading it if it is absent.
 
-    `model` is, in this order: a known name (see PACKAGED_MODELS), a directory, a .gguf file, a hub id `org/name`.
+    `model` is, in this order: a known name (see PACKAGED_MODELS; one that was installed with the server needs no
+    download), a directory, a .gguf file, a hub id `org/name`.
     A folder with the name of a known model is reached as `./name`. Raises ModelStoreError.
     """
     if model in PACKAGED_MODELS:
         known = PACKAGED_MODELS[model]
-        path = packaged_model_path(known, home)
-        try:
-            if path.is_file() and path.stat().st_size == known.num_bytes:
-                return path
-        except OSError:
-            pass  # pull meets the same obstacle, and says which
+        for folder in (home, installed_home()):
+            path = packaged_model_path(known, folder)
+            with suppress(OSError):  # pull meets the same obstacle, and says which
+                if path.is_file() and path.stat().st_size == known.num_bytes:
+                    return path
         return pull(model, home, on_progress)
     if not model.strip():
         raise ModelStoreError(f"The name of the model is empty; give one of {', '.join(PACKAGED_MODELS)}, or a path.")

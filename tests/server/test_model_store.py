@@ -67,6 +67,21 @@ def test_pull_replaces_a_damaged_copy(index: LocalServer, fake: FakeModel, tmp_p
     assert model_store.pull("fake", tmp_path, index_url=f"{index.url}/simple").read_bytes() == fake.content
 
 
+def test_a_model_that_was_installed_with_the_server_is_not_downloaded(
+    index: LocalServer, fake: FakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
+    installed = model_store.packaged_model_path(fake.model, model_store.installed_home())
+    assert installed.is_relative_to(tmp_path / "prefix")
+    installed.parent.mkdir(parents=True)
+    installed.write_bytes(fake.content)
+    assert model_store.resolve("fake", tmp_path / "home") == installed
+    assert files_under(tmp_path / "home") == set()  # a read-only file system is no obstacle
+    fake.publish(index)
+    own = model_store.pull("fake", tmp_path / "home", index_url=f"{index.url}/simple")
+    assert model_store.resolve("fake", tmp_path / "home") == own  # the cache folder goes first
+
+
 def break_off_after(data: bytes, num_bytes: int) -> Callable[[BaseHTTPRequestHandler], None]:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)

@@ -1,0 +1,106 @@
+"""Tells whether the server in this container is ready: exit code 0, or 1 and a line that says why not.
+
+`python healthcheck.py [--live]`; with --live it is enough that the event loop answers. Address and key are those that
+the server was started with: the flags of process 1, the variables, the settings file, in this order. Standard library
+only, and nothing of ours: it runs every few seconds, beside what it asks.
+"""
+
+import http.client
+import json
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+READY_PATH = "/health/ready"
+LIVE_PATH = "/health/live"
+FIRST_PROCESS = Path("/proc/1/cmdline")
+_NAMES = ("config", "host", "port", "api_key", "api_key_file", "admin_api_key")
+_DEFAULT_PORT = 8000
+_SECONDS = 4.0  # less than the image's HEALTHCHECK gives, so that the reason is told
+_NAMED_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:\s*(.*)")  # `name:key`, as server/api_keys.py reads it
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a server that listens everywhere
+
+
+def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """What is known of the server's settings; the first source of a setting counts. Raises OSError, ValueError."""
+    variables = {name: environment.get(f"OCTAVO_{name.upper()}", "") for name in _NAMES}
+    if "://" in variables["port"]:  # Kubernetes describes a service called octavo so; the server ignores it as well
+        del variables["port"]
+    flags: dict[str, Any] = {}
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, has_value, value = argument.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in _NAMES:
+            flags.setdefault(name, value if has_value else following)
+    given = {**{name: value for name, value in variables.items() if value}, **flags}
+    if not given.get("config"):
+        return given
+    file = tomllib.loads(Path(given["config"]).expanduser().read_text(encoding="utf-8"))
+    return {**{key.replace("-", "_"): value for key, value in file.items()}, **given}
+
+
+def address_of(settings: Mapping[str, Any]) -> tuple[str, int]:
+    """Host and port to ask. Raises ValueError where the server chose the port itself."""
+    host = str(settings.get("host", "127.0.0.1"))
+    port = str(settings.get("port", _DEFAULT_PORT))
+    if int(port) == 0:
+        raise ValueError("the server took a free port, which is not known here: give it one with OCTAVO_PORT")
+    return _LOOPBACK.get(host, host), int(port)
+
+
+def key_of(settings: Mapping[str, Any]) -> str | None:
+    """A key that the server takes; None where it is open. Raises OSError."""
+    if admin := settings.get("admin_api_key"):
+        return str(admin)
+    keys = settings.get("api_key") or []
+    entries = [entry.strip() for entry in keys.split(",")] if isinstance(keys, str) else list(keys)
+    if not entries and (file := settings.get("api_key_file")):
+        lines = Path(file).expanduser().read_text(encoding="utf-8-sig").splitlines()
+        entries = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if not entries:
+        return None
+    named = _NAMED_KEY.fullmatch(entries[0])
+    return named[1] if named else entries[0]
+
+
+def ask(path: str, host: str, port: int, key: str | None) -> str | None:
+    """The reason why the server does not answer `path` with 200; None where it does. Raises OSError, HTTPException."""
+    connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
+    try:
+        connection.request("GET", path, headers={} if key is None else {"Authorization": f"Bearer {key}"})
+        answer = connection.getresponse()
+        body = answer.read(4096)
+    finally:
+        connection.close()
+    if answer.status == 200:
+        return None
+    if answer.status in (401, 403):
+        return f"{path} asks for a key that this check does not find: set OCTAVO_API_KEY or OCTAVO_API_KEY_FILE"
+    try:
+        return f"{path} answered {answer.status}: {json.loads(body)['status']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{path} answered {answer.status}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ask once; returns the exit code."""
+    if list(arguments) not in ([], ["--live"]):
+        print("usage: healthcheck.py [--live]", file=sys.stderr)
+        return 2
+    try:
+        command = FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")
+        settings = settings_of(command, os.environ)
+        host, port = address_of(settings)
+        reason = ask(LIVE_PATH if arguments else READY_PATH, host, port, key_of(settings))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = f"not answered: {error or type(error).__name__}"
+    print(reason or "ready")
+    return 0 if reason is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
