@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import uvloop
 from rich.console import Console
 
 from scheduler.simulate.traces import UnreadableTrace
-from server.config import client_api_key
 from server.load_test.calibration import Calibration, ask, calibrate
 from server.load_test.client import BadUrl, Client, read_target
 from server.load_test.exchange_errors import ExchangeFailed
 from server.load_test.html_report import build_html
 from server.load_test.load import Load
+from server.load_test.meeting import headers_of, meet
 from server.load_test.options import parse
 from server.load_test.plan import Plan
 from server.load_test.planning import BadPlan
@@ -65,6 +64,15 @@ def main(arguments: Sequence[str], prog: str = "octavo load-test") -> int:
         return EXIT_INTERRUPTED
 
 
+# What may help where already the first requests fail, by the kind of failure.
+_HINTS = {
+    "http 400": "--no-usage, --max-tokens-field or another --endpoint may help",
+    "http 401": "give --api-key, --api-key-file or OPENAI_API_KEY",
+    "http 403": "the key must open the API",
+    "http 404": "another --endpoint or --model may help",
+}
+
+
 class _Command:
     """One run of the command."""
 
@@ -81,10 +89,13 @@ class _Command:
     async def run(self) -> int:
         options = self._options
         client = Client(
-            read_target(options.url), timeout=options.timeout, headers=_headers(options), verifies=not options.insecure
+            read_target(options.url),
+            timeout=options.timeout,
+            headers=headers_of(options),
+            verifies=not options.insecure,
         )
         try:
-            model, max_model_len = await _meet(client, options)
+            model, max_model_len = await meet(client, options)
             workload = workload_of(options, self._seed, max_model_len)
             form = RequestForm(
                 model,
@@ -97,9 +108,7 @@ class _Command:
             )
             maker = await self._prepare(client, form)
             trials = Trials(client, form, workload, maker, objective_of(options), self._goal, self._follow)
-            self._say(
-                f"{client.target.url}, model {model}: {workload.source.name}; {workload.describe()}; seed {self._seed}"
-            )
+            self._say(f"{target.url}, model {model}: {workload.source.name}; {workload.describe()}; seed {self._seed}")
             if options.find_rate:
                 found = await self._search(trials)
                 outcome = _chosen(found, trials.outcomes)
@@ -110,30 +119,37 @@ class _Command:
         finally:
             client.close()
         server = {
-            "url": client.target.url,
+            "url": target.url,
             "model": model,
             "endpoint": options.endpoint,
             "max_model_len": max_model_len,
         }
         result = self._result(workload, form, maker.calibration, server, outcome, found, trials.outcomes)
+        self._write(result)  # first: whoever reads what is printed may stop reading
         self._print(result)
-        self._write(result)
         return self._exit_code(result)
 
     async def _prepare(self, client: Client, form: RequestForm) -> PromptMaker:
-        """Ask the server how it counts, and let it warm up."""
+        """Ask the server how it counts, and let it warm up.
+
+        Raises:
+            ExchangeFailed: it does not answer, so that no load makes sense; says what may be done.
+        """
         options = self._options
         maker = PromptMaker(str(self._seed), Calibration(), options.endpoint == "chat", options.prompt_ids)
-        counts_words = options.prompts is None and options.prompt_ids is None and not options.no_calibrate
-        if counts_words:
-            maker = PromptMaker(maker.seed, await calibrate(client, form, maker.seed), maker.is_chat)
         num_prompt_tokens, max_tokens = _WARM_UP_TOKENS
-        await asyncio.gather(
-            *(
-                ask(client, form, maker.whole(num_prompt_tokens, f"warm-up {number}"), max_tokens)
-                for number in range(options.warm_up)
+        try:
+            if _counts_words(options):
+                maker = PromptMaker(maker.seed, await calibrate(client, form, maker.seed), maker.is_chat)
+            await asyncio.gather(
+                *(
+                    ask(client, form, maker.whole(num_prompt_tokens, f"warm-up {number}"), max_tokens)
+                    for number in range(options.warm_up)
+                )
             )
-        )
+        except ExchangeFailed as failure:
+            hint = _HINTS.get(failure.kind, "")
+            raise ExchangeFailed(failure.kind, f"{failure.message}{hint and f' ({hint})'}") from None
         return maker
 
     async def _search(self, trials: Trials) -> Found:
@@ -193,6 +209,8 @@ class _Command:
             "max_tokens_field": form.max_tokens_field,
             "extra": dict(form.extra),
         }
+        is_guessed = _counts_words(self._options) and not calibration.is_measured
+        uncounted = ("the server did not say how many tokens a prompt has: a word was taken for a token",) * is_guessed
         interrupted = ("the load was interrupted: requests that were open count as failed",) * self._is_interrupted
         return Result(
             began=self._began,
@@ -200,7 +218,7 @@ class _Command:
             load=workload.describe(),
             prompts=outcome.plan.name,
             seed=self._seed,
-            notes=(*outcome.plan.notes, *interrupted, *_warnings(outcome)),
+            notes=(*outcome.plan.notes, *uncounted, *interrupted, *_warnings(outcome)),
             request_fields=fields,
             calibration=asdict(calibration),
             outcome=outcome,
@@ -250,47 +268,9 @@ class _Command:
         self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-async def _meet(client: Client, options: argparse.Namespace) -> tuple[str, int | None]:
-    """The model to ask for, and the most tokens that it takes where the server says so."""
-    if options.model is not None and options.max_model_len is not None:
-        return options.model, options.max_model_len
-    try:
-        listed = (await client.get_json("/v1/models"))["data"]
-        models = {str(row["id"]): row.get("max_model_len") for row in listed}
-    except (ExchangeFailed, KeyError, TypeError, AttributeError) as failure:
-        if isinstance(failure, ExchangeFailed) and failure.kind == "connect":
-            raise
-        if options.model is None:
-            reason = failure.message if isinstance(failure, ExchangeFailed) else "its list has another form"
-            raise SettingsError(f"The server does not list its models ({reason}): give --model.") from None
-        return options.model, options.max_model_len
-    if options.model is None and not models:
-        raise SettingsError("The server lists no model: give --model.")
-    model = options.model or next(iter(models))
-    length = models.get(model)
-    return model, options.max_model_len or (length if isinstance(length, int) else None)
-
-
-def _headers(options: argparse.Namespace) -> dict[str, str]:
-    key = options.api_key or client_api_key()
-    if options.api_key_file is not None:
-        key = _first_line(options.api_key_file)
-    headers = dict(options.header)
-    if key:
-        if not (key.isascii() and key.isprintable()):
-            raise SettingsError("The key has characters that cannot stand in a header.")
-        headers = {"Authorization": f"Bearer {key}", **headers}
-    return headers
-
-
-def _first_line(path: Path) -> str:
-    try:
-        line = path.read_text(encoding="utf-8").split("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The key file {path} cannot be read: {error}.") from None
-    if not line:
-        raise SettingsError(f"The first line of {path} has no key.")
-    return line
+def _counts_words(options: argparse.Namespace) -> bool:
+    """Whether prompts are made of words, whose tokens the server is asked to count."""
+    return options.prompts is None and options.prompt_ids is None and not options.no_calibrate
 
 
 def _chosen(found: Found, outcomes: Sequence[Outcome]) -> Outcome:

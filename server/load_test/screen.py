@@ -120,12 +120,10 @@ def summary_table(summary: Summary, title: str) -> Table:
 def latency_table(summary: Summary) -> Table:
     """Percentiles of each latency, in milliseconds."""
     names = list(summary.ttft.percentiles)
-    table = Table(
-        "ms", "samples", "mean", *names, "most", box=box.SIMPLE_HEAD, title="Latency, from when a request was due"
-    )
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:]:
-        column.justify = "right"
+    title = "Latency in milliseconds, from when a request was due"
+    table = Table("", "n", "mean", *names, "most", box=box.SIMPLE_HEAD, padding=0, title=title)
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
     for name, latency in latencies(summary).items():
         numbers = (latency.mean, *latency.percentiles.values(), latency.most)
         table.add_row(name, f"{latency.num_samples:,}", *(milliseconds(number) for number in numbers))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from server.config import Settings, flag_of
+from server.load_test.options import build_parser as load_test_parser
 from tests.end_to_end.server_process import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -34,4 +35,5 @@ def test_every_flag_that_is_named_exists():
     known = {flag_of(name) for name in Settings.model_fields} | {"--config", "--home"}
     switches = {name for name, field in Settings.model_fields.items() if isinstance(field.default, bool)}
     known |= {flag_of(f"no_{name}") for name in switches}
+    known |= set(re.findall(r"--[a-z][a-z0-9-]+", load_test_parser("octavo load-test").format_help()))
     assert set(re.findall(r"`(--[a-z-]+)", README)) <= known

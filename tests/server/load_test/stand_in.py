@@ -127,15 +127,15 @@ def _whole(status: int, text: str, content_type: str = "application/json") -> by
 
 
 @contextlib.asynccontextmanager
-async def stand_in(**behaviour: Any) -> AsyncIterator[StandIn]:
+async def stand_in(tls: ssl.SSLContext | None = None, **behaviour: Any) -> AsyncIterator[StandIn]:
     """A running one."""
     served = StandIn(**behaviour)
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.tasks.append(asyncio.ensure_future(served.serve(reader, writer)))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
+    served.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield served
     finally:

@@ -1,6 +1,9 @@
 """One request at a time: what is read of answers, by what kind failures are counted, and how connections are used."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 import time
 
 import pytest
@@ -139,6 +142,26 @@ async def test_a_stream_without_its_type_is_read_all_the_same():
     async with stand_in(fails=lambda number, body: "untyped") as served:
         client = Client(read_target(served.url), timeout=5)
         assert len((await ask(client, FORM, "x", 3)).piece_times) == 3
+        client.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate, and is not installed")
+async def test_tls_with_certificates_that_are_trusted_and_not(tmp_path):
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "certificate"))
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    async with stand_in(tls) as served:
+        assert served.url.startswith("https://")
+        wary = Client(read_target(served.url), timeout=5)
+        with pytest.raises(ExchangeFailed, match="certificate") as caught:
+            await ask(wary, FORM, "x", 2)
+        assert caught.value.kind == "connect" and not served.bodies
+        client = Client(read_target(served.url), timeout=5, verifies=False)
+        assert (await ask(client, FORM, "x", 2)).num_output_tokens == 2
+        wary.close()
         client.close()
 
 

@@ -142,6 +142,18 @@ async def test_a_search_without_success_ends_with_1(capsys):
     assert "No rate keeps the objective" in capsys.readouterr().out
 
 
+async def test_a_server_that_refuses_the_first_request_is_told_with_what_may_help(capsys):
+    async with stand_in(
+        fails=lambda number, body: "busy" if body.get("stream_options") else None, has_usage=False
+    ) as served:
+        assert await run(served, "--num-requests 2") == 1
+        assert "octavo: http 429: too many requests" in capsys.readouterr().err
+        assert await run(served, "--num-requests 2 --no-usage --json -") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert any("a word was taken for a token" in note for note in result["notes"])
+    assert result["summary"]["output_tokens_by"] == "pieces of text" and result["summary"]["num_output_tokens"] == 128
+
+
 @pytest.mark.parametrize("way", ["flag", "file", "variable"])
 async def test_keys_go_along_and_are_written_nowhere(tmp_path, monkeypatch, capsys, way):
     (tmp_path / "key").write_text("the-secret\n")
