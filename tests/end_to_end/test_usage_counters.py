@@ -148,6 +148,8 @@ async def test_counters_are_the_sums_of_usage_whatever_becomes_of_requests(serve
     assert ended['vllm:request_success_totalfinished_reason="abort"'] == cat.num_sequences
     assert series["vllm:e2e_request_latency_seconds_count"] == sum(ended.values())
     assert series["vllm:request_generation_tokens_sum"] == series["vllm:generation_tokens_total"]
+    assert series["octavo_event_loop_lag_seconds_count"] > 0
+    assert series["vllm:iteration_tokens_total_count"] == series["octavo_engine_steps_total"] > 0
     pool = {state: series[f'octavo_kv_blocksstate="{state}"'] for state in ("free", "cached", "used")}
     assert pool["used"] == 0
     assert sum(pool.values()) == 24

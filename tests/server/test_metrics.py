@@ -19,6 +19,41 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 COMPLETIONS = "/v1/completions"
 
 
+# What boards and rules for vLLM ask for (its vllm/v1/metrics/loggers.py, and names that older releases had), with the
+# labels beyond those of all series.
+VLLM_SERIES = {
+    "gauge": {
+        **dict.fromkeys(("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"), ()),
+        **dict.fromkeys(("gpu_cache_usage_perc", "cpu_cache_usage_perc"), ()),
+        "num_requests_waiting_by_reason": ("reason",),
+        "engine_sleep_state": ("sleep_state",),
+        "lora_requests_info": ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    },
+    "counter": {
+        **dict.fromkeys(("prompt_tokens", "prompt_tokens_cached", "prompt_tokens_recomputed", "generation_tokens"), ()),
+        **dict.fromkeys(("prefix_cache_queries", "prefix_cache_hits", "gpu_prefix_cache_queries"), ()),
+        **dict.fromkeys(("gpu_prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits"), ()),
+        **dict.fromkeys(("mm_cache_queries", "mm_cache_hits", "num_preemptions", "corrupted_requests"), ()),
+        **dict.fromkeys(("spec_decode_num_drafts", "spec_decode_num_draft_tokens"), ()),
+        "spec_decode_num_accepted_tokens": (),
+        "spec_decode_num_accepted_tokens_per_pos": ("position",),
+        "prompt_tokens_by_source": ("source",),
+        "request_success": ("finished_reason",),
+        "admission_rejections": ("reason",),
+    },
+    "histogram": {
+        **dict.fromkeys(("request_prompt_tokens", "request_generation_tokens", "request_params_n"), ()),
+        **dict.fromkeys(("request_max_num_generation_tokens", "request_params_max_tokens"), ()),
+        **dict.fromkeys(("request_prefill_kv_computed_tokens", "iteration_tokens_total"), ()),
+        **dict.fromkeys(("time_to_first_token_seconds", "inter_token_latency_seconds"), ()),
+        **dict.fromkeys(("time_per_output_token_seconds", "request_time_per_output_token_seconds"), ()),
+        **dict.fromkeys(("e2e_request_latency_seconds", "request_queue_time_seconds"), ()),
+        **dict.fromkeys(("request_inference_time_seconds", "request_prefill_time_seconds"), ()),
+        "request_decode_time_seconds": (),
+    },
+}
+
+
 def shape(series: dict) -> set:
     """Names and labels. What labels say about the engine is known once it is there: of those the names count."""
     return {
@@ -57,6 +92,25 @@ async def test_no_series_comes_or_goes_between_the_start_and_after_a_load():
         after = await metrics_of(client)
     assert shape(after) == shape(before)
     assert before["octavo_engine_ready", *LABELS] == 0
+
+
+async def test_boards_for_vllm_find_their_series():
+    async with client_of(make_app(FakeEngine())) as client:
+        families = list(text_string_to_metric_families((await client.get("/metrics")).text))
+    shown = {family.name: family for family in families}
+    for kind, expected in VLLM_SERIES.items():
+        for name, labels in expected.items():
+            family = shown[f"vllm:{name}"]
+            assert family.type == kind, name
+            beyond = {label for sample in family.samples for label in sample.labels} - {"le"}
+            assert beyond == {"model_name", "engine", *labels}, name
+    # Labels that a rule may compare with.
+    for name, label, values in (
+        ("vllm:request_success", "finished_reason", {"stop", "length", "abort", "error", "repetition"}),
+        ("vllm:engine_sleep_state", "sleep_state", {"awake", "weights_offloaded", "discard_all"}),
+        ("vllm:num_requests_waiting_by_reason", "reason", {"capacity", "deferred"}),
+    ):
+        assert {sample.labels[label] for sample in shown[name].samples} == values
 
 
 async def test_the_loop_goes_on_while_a_scrape_is_written(monkeypatch):

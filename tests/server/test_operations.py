@@ -238,6 +238,8 @@ async def test_buckets_hold_those_of_existing_boards():
         ("vllm:request_prefill_time_seconds", request),
         ("vllm:request_inference_time_seconds", request),
         ("vllm:request_params_n", "1 2 5 10 20"),
+        ("vllm:time_per_output_token_seconds", per_token),
+        ("vllm:iteration_tokens_total", "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384"),
     ):
         assert {float(edge) for edge in expected.split()} <= edges[name]
 
