@@ -1,7 +1,7 @@
 """Pictures of the engine for the dashboard, each shared by everyone who watches: one question a second, however many.
 
-A picture that took the engine long is kept for longer, so that watching never costs it more than a small part of its
-time. Nobody watches: nothing is asked.
+A picture that took long is kept for longer, so that watching never costs the engine more than a small part of its time,
+nor this process much of a processor. Nobody watches: nothing is asked.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from server.engine_errors import EngineUnavailable
 
 SECONDS = 1.0  # between two pictures
 _MOST_OF_ENGINE = 0.02  # of its time
+_MOST_OF_EDGE = 0.1  # of a processor, for drawing
 _MIN_PACKED = 4096  # bytes; below it packing saves nothing
 
 
@@ -42,6 +43,7 @@ class PoolSnapshots:
         self._picture: PoolPicture | None = None
         self._failure: str | None = None  # of the last question
         self._next = -math.inf  # when it is time for another
+        self._draw_seconds = 0.0  # of the last picture
 
     async def newest(self) -> PoolPicture:
         """A picture that is at most a second old, or somewhat more of a large pool.
@@ -65,13 +67,14 @@ class PoolSnapshots:
             self._next = self._clock() + SECONDS
             return
         self._failure = None
-        pause = max(SECONDS, inspection.seconds / _MOST_OF_ENGINE)
+        pause = max(SECONDS, inspection.seconds / _MOST_OF_ENGINE, self._draw_seconds / _MOST_OF_EDGE)
         self._next = self._clock() + pause
         if inspection.report == self._report and self._picture is not None:
             return
         number = 1 if self._picture is None else self._picture.number + 1
+        began = self._clock()
         self._picture = await asyncio.to_thread(_draw, inspection.report, number, pause)
-        self._report = inspection.report
+        self._report, self._draw_seconds = inspection.report, self._clock() - began
 
 
 def _draw(report: PoolReport, number: int, pause: float) -> PoolPicture:

@@ -35,6 +35,15 @@ const charts = {
   firstToken: new LineChart("Time to first token", percentileSeries(), duration),
   interToken: new LineChart("Time between tokens", percentileSeries(), duration),
   wholeAnswer: new LineChart("Time to the whole answer", percentileSeries(), duration),
+  queue: new LineChart("Time in the queue", percentileSeries(), duration),
+  steps: new LineChart("Where the engine's time goes", [
+    { name: "execute", colour: "--series-1" }, { name: "schedule", colour: "--series-2" },
+    { name: "update", colour: "--series-3" }, { name: "between", colour: "--series-4" },
+  ], percent, { max: 1 }),
+  losses: new LineChart("Lost each second", [
+    { name: "preempted sequences", colour: "--series-2" }, { name: "evicted blocks", colour: "--series-3" },
+    { name: "tokens computed again", colour: "--series-4" },
+  ], count),
   cache: new LineChart("KV cache", [
     { name: "blocks used", colour: "--series-1" }, { name: "prefix tokens found", colour: "--series-3" },
   ], percent, { max: 1 }),
@@ -133,6 +142,9 @@ function showStats(live) {
   charts.firstToken.push(time, firstToken);
   charts.interToken.push(time, interToken);
   charts.wholeAnswer.push(time, samples.percentiles("e2e_request_latency_seconds", [0.5, 0.95, 0.99], LATENCY_SECONDS));
+  charts.queue.push(time, samples.percentiles("request_queue_time_seconds", [0.5, 0.95, 0.99], LATENCY_SECONDS));
+  charts.steps.push(time, samples.sharesOfTime(["execute", "schedule", "update", "between"], RATE_SECONDS));
+  charts.losses.push(time, ["num_preemptions", "num_evicted_blocks", "num_recomputed_tokens"].map((name) => samples.rate(name, RATE_SECONDS)));
   charts.cache.push(time, [used, hits]);
 }
 

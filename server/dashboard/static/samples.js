@@ -35,9 +35,14 @@ export class Samples {
 
   /** How much a counter of the engine grew in the last `seconds`, each second; null before there are two samples. */
   rate(name, seconds) {
-    const [from, to] = [this.list.length ? this.before(seconds) : null, this.newest];
-    if (from === null || from === to || !from.stats || !to.stats) return null;
-    return (to.stats[name] - from.stats[name]) / (to.time - from.time);
+    return this.#slope((stats) => stats[name], seconds);
+  }
+
+  /** The share of the last `seconds` that the engine spent on each of `parts` of its steps; null likewise. */
+  sharesOfTime(parts, seconds) {
+    const shares = parts.map((part) => this.#slope((stats) => stats.step_seconds[part] ?? 0, seconds));
+    const sum = shares.reduce((total, share) => total + share, 0);
+    return shares.map((share) => (share === null ? null : share / Math.max(1, sum))); // what came late is of before
   }
 
   /** How much it grew in all of the last `seconds`; null likewise. */
@@ -45,6 +50,12 @@ export class Samples {
     const [from, to] = [this.list.length ? this.before(seconds) : null, this.newest];
     if (from === null || !from.stats || !to.stats) return null;
     return to.stats[name] - from.stats[name];
+  }
+
+  #slope(value, seconds) {
+    const [from, to] = [this.list.length ? this.before(seconds) : null, this.newest];
+    if (from === null || from === to || !from.stats || !to.stats) return null;
+    return (value(to.stats) - value(from.stats)) / (to.time - from.time);
   }
 
   /** Percentiles of a latency in the last `seconds`; null where there were no values. */

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -45,6 +46,19 @@ async def test_a_slash_at_the_end_leads_back_whatever_a_proxy_puts_before():
     async with client_of(make_app(FakeEngine())) as client:
         response = await client.get("/dashboard/")
     assert (response.status_code, response.headers["Location"]) == (307, "../dashboard")
+
+
+async def test_pages_find_everything_behind_a_proxy_that_puts_something_before():
+    """Every reference is relative, and leads to a file that is served there without a key."""
+    async with client_of(make_app(FakeEngine(), root_path="/llm", api_key=("a",))) as client:
+        for page in PAGES:
+            response = await client.get(f"/llm{page}")
+            assert response.status_code == 200
+            for reference in re.findall(r'(?:src|href)="([^"]+)"', response.text):
+                assert not reference.startswith("/"), reference
+                found = await client.get(urljoin(f"http://test/llm{page}", reference))
+                assert found.status_code == 200, reference
+        assert (await client.get("/llm/dashboard/data/live")).status_code == 401
 
 
 async def test_without_the_dashboard_there_is_nothing():
