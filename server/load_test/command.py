@@ -88,12 +88,8 @@ class _Command:
 
     async def run(self) -> int:
         options = self._options
-        client = Client(
-            read_target(options.url),
-            timeout=options.timeout,
-            headers=headers_of(options),
-            verifies=not options.insecure,
-        )
+        target, headers = read_target(options.url), headers_of(options)
+        client = Client(target, timeout=options.timeout, headers=headers, verifies=not options.insecure)
         try:
             model, max_model_len = await meet(client, options)
             workload = workload_of(options, self._seed, max_model_len)

@@ -6,6 +6,8 @@ Runs in the event loop of the test, so that a test can read and change it while 
 import asyncio
 import contextlib
 import json
+import re
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -41,15 +43,8 @@ class StandIn:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                length = next(
-                    (
-                        int(line.split(":")[1])
-                        for line in head.split("\r\n")
-                        if line.lower().startswith("content-length")
-                    ),
-                    0,
-                )
-                body = json.loads(await reader.readexactly(length) or b"{}")
+                length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
+                body = json.loads(await reader.readexactly(int(length[1]) if length else 0) or b"{}")
                 if head.startswith("GET"):
                     models = {"data": [{"id": "a-model", "max_model_len": 2048}]}
                     writer.write(_whole(200, json.dumps(models)))
