@@ -108,6 +108,25 @@ def fairness_row() -> Row:
                 {"{{key}}": rate("octavo_key_requests_total", by="key")},
                 stacked=True,
             ),
+            lines(
+                "Time in the queue by key",
+                "Mean over the prompts that ended, until their first admission.",
+                {
+                    "{{key}}": quotient(
+                        rate("octavo_key_queue_seconds_total", by="key"), rate("octavo_key_prompts_total", by="key")
+                    )
+                },
+                unit="s",
+                width=12,
+            ),
+            lines(
+                "Preemptions by key",
+                "Times in a second that a sequence of a key gave up its blocks for others.",
+                {"{{key}}": rate("octavo_key_preemptions_total", by="key")},
+                unit="ops",
+                stacked=True,
+                width=12,
+            ),
             bars(
                 "Share of generated tokens by key",
                 "In the window of a point: who is being served now.",

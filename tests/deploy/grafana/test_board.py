@@ -118,7 +118,6 @@ LEFT_OUT = {
     *("vllm:prompt_tokens_cached", "vllm:admission_rejections", "vllm:corrupted_requests"),
     *("vllm:external_prefix_cache", "vllm:mm_cache", "vllm:gpu_prefix_cache", "vllm:spec_decode"),
     *("octavo_engine_prompt_tokens", "octavo_engine_generation_tokens"),
-    *("octavo_key_prompts", "octavo_key_queue_seconds", "octavo_key_preemptions"),
 }
 
 
