@@ -1,0 +1,185 @@
+// The attention of one head as a heat map: a row for each token that looks, a column for each that is looked at.
+// Pointer and arrow keys go from cell to cell; to a screen reader it is a slider whose value is told in words.
+
+import { el, setText } from "./dom.js";
+import { colour, fitCanvas, onThemeChange, rgb } from "./theme.js";
+
+const MAX_SIDE = 620; // CSS pixels
+const MIN_CELL_WITH_GAPS = 7;
+const NUM_TOLD = 6; // of a row's largest weights
+
+/** The map with what is told of a cell. `onChoose` is called with the row's position. */
+export class AttentionView {
+  constructor(onChoose) {
+    this.onChoose = onChoose;
+    this.inspection = null;
+    this.tensors = null;
+    this.from = 0;
+    this.to = 0;
+    this.canvas = el("canvas", {
+      id: "attention", tabindex: 0, role: "slider", "aria-label": "Attention, cell by cell", "aria-valuemin": 0,
+      "aria-valuenow": 0, "aria-describedby": "attention-keys",
+      onpointermove: (event) => this.#chooseAt(event),
+      onpointerdown: (event) => this.#chooseAt(event),
+      onkeydown: (event) => this.#onKey(event),
+    });
+    this.cell = el("p", { id: "attention-cell" });
+    this.told = el("tbody");
+    this.scale = el("canvas", { class: "scale", role: "img", "aria-label": "From no attention, at the left, to all of it" });
+    this.element = el(
+      "div", { class: "map" },
+      el("div", { class: "map-side" }, this.canvas,
+        el("div", { class: "row small muted" }, el("span", {}, "0 %"), this.scale, el("span", {}, "100 %"), el("span", {}, "(small ones are drawn stronger: by the square root)")),
+        el("p", { id: "attention-keys", class: "muted small" }, "Rows look, columns are looked at. Arrow keys go from cell to cell, Home and End to the ends of a row.")),
+      el("div", { class: "stack" }, this.cell, el("table", {}, el("caption", {}, "Where this token looks most"), this.told)),
+    );
+    new ResizeObserver(() => this.draw()).observe(this.element);
+    onThemeChange(() => this.draw());
+  }
+
+  /** Shows the tensors of a head. */
+  show(inspection, layer, tensors) {
+    this.inspection = inspection;
+    this.layer = layer;
+    this.tensors = tensors;
+    this.canvas.setAttribute("aria-valuemax", tensors.numTokens ** 2 - 1);
+    const last = tensors.numTokens - 1;
+    this.#go(Math.min(this.from, last), Math.min(this.to, last));
+  }
+
+  /** Goes to the row of a token, without calling `onChoose`. */
+  chooseRow(position) {
+    if (this.tensors) this.#go(Math.min(position, this.tensors.numTokens - 1), this.to);
+  }
+
+  draw() {
+    const width = Math.min(MAX_SIDE, this.canvas.parentElement?.clientWidth ?? 0);
+    if (!this.tensors || !width) return;
+    const count = this.tensors.numTokens;
+    this.size = width / count;
+    this.canvas.style.width = `${width}px`;
+    const context = fitCanvas(this.canvas, width, width);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.#image(count), 0, 0, width, width);
+    if (this.size >= MIN_CELL_WITH_GAPS) this.#drawGaps(context, count, width);
+    this.#drawPromptEnd(context, count);
+    context.lineWidth = 2;
+    context.strokeStyle = colour("--text");
+    context.strokeRect(this.to * this.size, this.from * this.size, Math.max(this.size, 4), Math.max(this.size, 4));
+    this.#drawScale();
+  }
+
+  /** A pixel for each cell; what comes after a token stays empty. */
+  #image(count) {
+    const image = new ImageData(count, count);
+    const shade = shades();
+    for (let from = 0; from < count; from += 1) {
+      this.tensors.row(from).forEach((weight, to) => image.data.set([...shade(weight), 255], 4 * (from * count + to)));
+    }
+    const canvas = el("canvas", { width: count, height: count });
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    return canvas;
+  }
+
+  #drawGaps(context, count, width) {
+    context.fillStyle = colour("--surface");
+    for (let line = 1; line < count; line += 1) {
+      context.fillRect(line * this.size - 0.5, 0, 1, width);
+      context.fillRect(0, line * this.size - 0.5, width, 1);
+    }
+  }
+
+  /** Rows below the line were computed one at a time, with the cache. */
+  #drawPromptEnd(context, count) {
+    const row = this.inspection.report.num_prompt_tokens;
+    if (row >= count) return;
+    context.fillStyle = colour("--warn");
+    context.fillRect(0, row * this.size - 1, count * this.size, 2);
+  }
+
+  #drawScale() {
+    const context = fitCanvas(this.scale, 120, 12);
+    const shade = shades();
+    for (let x = 0; x < 120; x += 1) {
+      context.fillStyle = `rgb(${shade(x / 119).join(" ")})`;
+      context.fillRect(x, 0, 1, 12);
+    }
+  }
+
+  #chooseAt(event) {
+    if (!this.tensors) return;
+    const last = this.tensors.numTokens - 1;
+    const [to, from] = [event.offsetX, event.offsetY].map((offset) => Math.min(last, Math.max(0, Math.floor(offset / this.size))));
+    this.#choose(from, to);
+  }
+
+  #onKey(event) {
+    if (!this.tensors) return;
+    const { from, to } = this;
+    const moves = {
+      ArrowRight: [from, to + 1], ArrowLeft: [from, to - 1], ArrowDown: [from + 1, to], ArrowUp: [from - 1, to],
+      Home: [from, 0], End: [from, from], PageDown: [from + 10, to], PageUp: [from - 10, to],
+    };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    const last = this.tensors.numTokens - 1;
+    this.#choose(...moves[event.key].map((place) => Math.min(last, Math.max(0, place))));
+  }
+
+  #choose(from, to) {
+    if (from === this.from && to === this.to) return;
+    const hasMoved = from !== this.from;
+    this.#go(from, to);
+    if (hasMoved) this.onChoose(from);
+  }
+
+  #go(from, to) {
+    [this.from, this.to] = [from, to];
+    this.#tell();
+    this.draw();
+  }
+
+  #tell() {
+    const words = this.#words();
+    setText(this.cell, words);
+    this.canvas.setAttribute("aria-valuenow", this.from * this.tensors.numTokens + this.to);
+    this.canvas.setAttribute("aria-valuetext", words);
+    const row = [...this.tensors.row(this.from)].map((weight, to) => ({ weight, to }));
+    row.sort((a, b) => b.weight - a.weight);
+    this.told.replaceChildren(...row.slice(0, NUM_TOLD).map(({ weight, to }) => {
+      const bar = el("span", { class: "bar", "aria-hidden": "true" });
+      bar.style.width = `${100 * weight}%`;
+      return el("tr", {}, el("td", { class: "number" }, to), el("td", {}, el("code", {}, this.inspection.quoted(to))),
+        el("td", { class: "number" }, percent(weight)), el("td", { class: "bars" }, bar));
+    }));
+  }
+
+  #words() {
+    const { from, to, inspection, tensors } = this;
+    const [looking, looked] = [inspection.quoted(from), inspection.quoted(to)];
+    if (to > from) return `Token ${from}, ${looking}, cannot see token ${to}, ${looked}: it comes later.`;
+    const numSeen = inspection.numSeen(this.layer, from + 1);
+    if (from - to >= numSeen) return `Token ${from}, ${looking}, does not see token ${to}, ${looked}: this layer looks back ${numSeen} tokens.`;
+    const { scale, logit_softcap: cap } = inspection.outline;
+    const product = tensors.product(from, to);
+    const capped = cap ? `, capped to ${(cap * Math.tanh((product * scale) / cap)).toFixed(2)}` : "";
+    return [
+      `Token ${from}, ${looking}, gives ${percent(tensors.weight(from, to))} of its attention to token ${to}, ${looked}:`,
+      `query · key = ${product.toFixed(2)}, times ${Number(scale.toPrecision(3))} is ${(product * scale).toFixed(2)}${capped},`,
+      `and the softmax over ${numSeen === 1 ? "1 token" : `${numSeen} tokens`} makes that ${tensors.weight(from, to).toPrecision(3)}.`,
+    ].join(" ");
+  }
+}
+
+/** From a weight to a colour: [red, green, blue]. */
+function shades() {
+  const [least, most] = [rgb(colour("--raised")), rgb(colour("--heat"))];
+  return (weight) => {
+    const part = Math.sqrt(Math.min(1, Math.max(0, weight)));
+    return least.map((value, i) => Math.round(value + (most[i] - value) * part));
+  };
+}
+
+function percent(weight) {
+  return weight >= 0.0005 || weight === 0 ? `${(100 * weight).toFixed(1)} %` : "less than 0.1 %";
+}
