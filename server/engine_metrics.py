@@ -40,14 +40,22 @@ class EngineSeries:
     def snapshot(self) -> Snapshot:
         """Every series, as of now."""
         stats = self._engine.stats or _NOTHING_YET
-        is_ready, num_restarts = self._engine.ready, self._engine.num_restarts
+        seen_from_here = self._seen_from_here()
         block_size = 0 if self._engine.info is None else self._engine.info.block_size
-        return lambda: self._collect(stats, block_size, is_ready=is_ready, num_restarts=num_restarts)
+        return lambda: [*seen_from_here, *self._collect(stats, block_size)]
 
-    def _collect(self, stats: EngineStats, block_size: int, *, is_ready: bool, num_restarts: int) -> Iterable[Metric]:
-        make = self._families
-        yield make.gauge("octavo_engine_ready", "1 while new requests are served, as /health/ready says.", is_ready)
-        yield make.counter("octavo_engine_restarts", "Times that the engine process was lost.", num_restarts)
+    def _seen_from_here(self) -> list[Metric]:
+        """What the edge knows of the engine, whether or not that says anything."""
+        make, engine = self._families, self._engine
+        return [
+            make.gauge("octavo_engine_ready", "1 while new requests are served, as /health/ready says.", engine.ready),
+            make.counter("octavo_engine_restarts", "Times that the engine process was lost.", engine.num_restarts),
+            make.gauge(
+                "octavo_open_requests", "Prompts that the engine was given and has not ended.", engine.num_open_requests
+            ),
+        ]
+
+    def _collect(self, stats: EngineStats, block_size: int) -> Iterable[Metric]:
         yield from self._steps(stats)
         yield from self._queues(stats)
         yield from self._tokens(stats)

@@ -138,6 +138,10 @@ class FakeEngine:
         return self.info is not None and not (self.is_hung or self.is_down or self.draining)
 
     @property
+    def num_open_requests(self) -> int:
+        return len(self._streams)
+
+    @property
     def open_requests(self) -> list[str]:
         return list(self._streams)
 

@@ -200,6 +200,7 @@ async def test_what_the_engine_counts_is_told_as_boards_read_it():
         "octavo_engine_steps_total": 1,
         "octavo_engine_ready": 1,
         "octavo_engine_restarts_total": 0,
+        "octavo_open_requests": 0,
         "vllm:gpu_cache_usage_perc": 0.4,
         "vllm:cpu_cache_usage_perc": 0.25,
         "vllm:gpu_prefix_cache_queries_total": 900,
