@@ -98,8 +98,25 @@ def _search_section(result: Result) -> list[str]:
             log_x=True,
             limits=[(f"{result.goal:.4g} of them are to be", 100 * result.goal)],
         ),
+        plot(
+            "Time to the first token, of trials that were not given up",
+            "sessions per second",
+            "seconds",
+            [Series(name, _percentile_by_rate(result, name), "dots") for name in ("p50", "p90", "p99")],
+            log_x=True,
+            log_y=True,
+        ),
         _table(("sessions/s", "in time", "kept"), rows),
         "</div>",
+    ]
+
+
+def _percentile_by_rate(result: Result, name: str) -> list[Point]:
+    assert result.search is not None
+    return [
+        (trial.rate, outcome.summary.ttft.percentiles[name])
+        for trial, outcome in zip(result.search.trials, result.trials, strict=True)
+        if not trial.is_given_up
     ]
 
 

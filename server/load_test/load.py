@@ -154,8 +154,8 @@ class Load:
                 break
             if turn or body is None:
                 body = talk.body(turn)
-            if due > self.now:
-                await asyncio.sleep(due - self.now)
+            while (left := due - self.now) > 0:  # event loops that round to milliseconds may wake up early
+                await asyncio.sleep(left)
             record = Record(number, turn, due, request.max_tokens)
             answer = await self._ask(record, body, keeps_text=session.is_conversation)
             talk.hear(answer.text)

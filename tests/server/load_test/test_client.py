@@ -11,6 +11,7 @@ import pytest
 from server.load_test.answer import Answer
 from server.load_test.calibration import ask, calibrate
 from server.load_test.client import BadUrl, Client, error_text, read_target
+from server.load_test.command import main
 from server.load_test.exchange_errors import ExchangeFailed
 from server.load_test.request_form import RequestForm
 from tests.server.load_test.stand_in import stand_in
@@ -161,6 +162,8 @@ async def test_tls_with_certificates_that_are_trusted_and_not(tmp_path):
         assert caught.value.kind == "connect" and not served.bodies
         client = Client(read_target(served.url), timeout=5, verifies=False)
         assert (await ask(client, FORM, "x", 2)).num_output_tokens == 2
+        arguments = [served.url, "--insecure", "--num-requests", "2", "--no-progress"]
+        assert await asyncio.to_thread(main, arguments) == 0  # in the event loop that people have
         wary.close()
         client.close()
 
