@@ -126,7 +126,7 @@ class WatchedExporter(SpanExporter):
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         """Silence the SDK's own words; `endpoint` stands in ours."""
         self._exporter = exporter
-        self._endpoint = endpoint
+        self._endpoint = _without_password(endpoint)
         self._reasons: list[str] = []  # of the SDK, for the spans that are being sent
         self._num_lost = 0  # since the last that were taken
         self._queue_was_full = False
@@ -179,6 +179,11 @@ def traces_url(endpoint: str) -> str:
     """Where a collector takes spans: the URL, with OTLP's path if it has none."""
     parts = urlsplit(endpoint)
     return endpoint if parts.path.strip("/") else urlunsplit(parts._replace(path=_TRACES_PATH))
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -298,7 +298,7 @@ class Collector(InMemorySpanExporter):
 
 async def test_a_collector_that_is_down_is_said_once_and_harms_no_request(caplog):
     collector = Collector()
-    watched = WatchedExporter(collector, "http://collector:4318/v1/traces")
+    watched = WatchedExporter(collector, "http://me:secret@collector:4318/v1/traces")
     tracing = Tracing(SimpleSpanProcessor(watched))
     app = create_app(FakeEngine(), byte_tokenizer(), Settings(model="byte-model"), tracing=tracing)  # type: ignore[arg-type]
     async with client_of(app) as client:
