@@ -1,11 +1,12 @@
-"""Whether `octavo load-test` measures what another client measures: the same load, sent by both in turn.
+"""Whether `octavo load-test` measures what another client measures on the same load.
 
 The other client shares no code with it: a thread for each request, http.client of the standard library, and medians by
 the statistics module. Both send the same prompts at the same times to the same server; what each says of the median
 time to the first token, between pieces of text, per token and to the end should differ by 3 % at most.
 
-Two servers are asked: a paced one, which answers by the clock, so that the true times are known and a busy machine
-moves them little; and `octavo serve`, whose times another load on the machine can move by more than 3 %.
+Two servers are asked. A paced one, which answers by the clock, so that the true times are known: each client in turn.
+And `octavo serve`, whose times whatever else runs on the machine moves by more than 3 %: both clients at once, each
+request of one due at the same moment as the same request of the other, so that both meet the same machine.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
@@ -37,7 +39,8 @@ from benchmarks.server_process import free_port, server_process
 LIMIT = 0.03
 NAMES = ("first token", "between pieces", "per token", "whole answer")
 PACE_SECONDS = 0.1  # of each token of the paced server, the first included
-_START_SECONDS = 30.0
+START_SECONDS = 20.0  # until both clients start together, warmed up
+_READY_SECONDS = 30.0
 
 Medians = dict[str, float]
 
@@ -52,7 +55,7 @@ class LoadShape:
     num_tokens: int  # of an answer
 
 
-LOADS = {"paced": LoadShape(60, 4.0, 20, 12), "octavo": LoadShape(50, 2.0, 80, 32)}
+LOADS = {"paced": LoadShape(60, 4.0, 20, 12), "octavo": LoadShape(60, 1.5, 60, 32)}
 
 
 def main() -> int:
@@ -81,7 +84,7 @@ def measure(name: str, num_rounds: int) -> dict[str, Any]:
     with started(name) as url, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "load.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        ours, others = run_rounds(url, path, rows, num_rounds)
+        ours, others = run_rounds(url, path, rows, num_rounds, is_paired=name == "octavo")
     compared = {each: compare([one[each] for one in ours], [one[each] for one in others]) for each in NAMES}
     is_agreed = all(abs(row["ratio"] - 1) <= LIMIT for row in compared.values())
     print(f"{name}: {'the two agree' if is_agreed else 'the two do not agree'}\n\n{to_table(compared)}\n")
@@ -99,7 +102,7 @@ def started(name: str) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "tests.benchmarks.scripted_server", "--port", str(port)]
     with server_process([*command, "--delay", str(PACE_SECONDS)], f"http://127.0.0.1:{port}", ROOT, {}) as process:
-        process.wait_until_ready("/health", _START_SECONDS, {})
+        process.wait_until_ready("/health", _READY_SECONDS, {})
         yield process.url
 
 
@@ -115,13 +118,19 @@ def make_load(shape: LoadShape) -> list[dict[str, Any]]:
 
 
 def run_rounds(
-    url: str, path: Path, rows: Sequence[dict[str, Any]], num_rounds: int
+    url: str, path: Path, rows: Sequence[dict[str, Any]], num_rounds: int, *, is_paired: bool
 ) -> tuple[list[Medians], list[Medians]]:
-    """The medians of each round of both clients, who take turns in going first."""
+    """The medians of each round of both clients: at once where they are paired, else one after the other."""
     ours: list[Medians] = []
     others: list[Medians] = []
     for number in range(num_rounds):
-        if number % 2:
+        if is_paired:
+            start = time.time() + START_SECONDS
+            with ThreadPoolExecutor(1) as pool:
+                other = pool.submit(other_client, url, rows, start)
+                ours.append(load_test(url, path, start))
+                others.append(other.result())
+        elif number % 2:
             others.append(other_client(url, rows))
             ours.append(load_test(url, path))
         else:
@@ -150,7 +159,7 @@ def to_table(compared: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown_table(("median, ms", "octavo load-test", "other client", "ratio"), rows)
 
 
-def load_test(url: str, path: Path) -> Medians:
+def load_test(url: str, path: Path, start_at: float | None = None) -> Medians:
     """The medians that `octavo load-test` reports."""
     out = path.with_suffix(".json")
     command = [sys.executable, "-m", "server.cli", "load-test", url, "--prompts", str(path), "--ignore-eos"]
@@ -168,13 +177,13 @@ def load_test(url: str, path: Path) -> Medians:
     return {name: summary[field]["percentiles"]["p50"] for name, field in zip(NAMES, fields, strict=True)}
 
 
-def other_client(url: str, rows: Sequence[dict[str, Any]]) -> Medians:
-    """The same load by threads."""
+def other_client(url: str, rows: Sequence[dict[str, Any]], start_at: float | None = None) -> Medians:
+    """The same load by threads, from `start_at` (Unix time) on."""
     address = urlsplit(url).netloc
     model = _ask_model(address)
     for row in rows[:2]:
         _Request(address, model, row, time.monotonic()).run()  # warms up, as the load test does
-    begin = time.monotonic() + 0.5
+    begin = time.monotonic() + (0.5 if start_at is None else start_at - time.time())
     requests = [_Request(address, model, row, begin + row["at"]) for row in rows]
     threads = [threading.Thread(target=request.run) for request in requests]
     for thread in threads:

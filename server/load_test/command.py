@@ -20,7 +20,7 @@ from server.load_test.calibration import Calibration, ask, calibrate
 from server.load_test.client import BadUrl, Client, read_target
 from server.load_test.exchange_errors import ExchangeFailed
 from server.load_test.html_report import build_html
-from server.load_test.load import Load
+from server.load_test.load import Load, TooLate
 from server.load_test.meeting import headers_of, meet
 from server.load_test.options import parse
 from server.load_test.plan import Plan
@@ -44,7 +44,7 @@ EXIT_INTERRUPTED = 130
 _WARM_UP_TOKENS = (64, 16)  # of a prompt and its answer
 _BUSY_PROCESSORS = 0.8  # of one: from here on the client may be what is measured
 _LATE_SHARE = 0.1  # of the median time to the first token
-_USAGE_ERRORS = (SettingsError, BadUrl, BadPlan, BadPromptFile, BadTraceOptions, UnreadableTrace)
+_USAGE_ERRORS = (SettingsError, BadUrl, BadPlan, BadPromptFile, BadTraceOptions, UnreadableTrace, TooLate)
 
 
 def main(arguments: Sequence[str], prog: str = "octavo load-test") -> int:

@@ -27,6 +27,10 @@ _AHEAD_BYTES = 256 << 20  # bodies that are made before the load begins; the oth
 _ABANDONED = "stopped"
 
 
+class TooLate(ValueError):
+    """The load could not start when it was to; the message is for the person who named the time."""
+
+
 class Load:
     """One plan against one server, once."""
 
@@ -39,6 +43,7 @@ class Load:
         num_users: int | None = None,
         max_concurrency: int | None = None,
         duration: float | None = None,
+        start_at: float | None = None,
         on_record: Callable[[Record], None] = lambda _: None,
     ) -> None:
         """Prepare.
@@ -50,6 +55,7 @@ class Load:
             num_users: a closed loop of so many; None: an open loop.
             max_concurrency: in an open loop, requests that may be open at once; others wait, and count that as latency.
             duration: seconds after which a closed loop starts no further request; what is open is waited for.
+            start_at: when it starts, by `time.time()`, for clients that start together; None: as soon as it can.
             on_record: told of each request that has ended.
         """
         self.records: list[Record] = []
@@ -62,6 +68,7 @@ class Load:
         self._plan = plan
         self._num_users = num_users
         self._duration = duration
+        self._start_at = start_at
         self._on_record = on_record
         self._places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
         self._stopped = asyncio.Event()
@@ -76,11 +83,15 @@ class Load:
         return time.perf_counter() - self.start
 
     async def run(self) -> list[Record]:
-        """Send everything and wait for the last answer; the records in the order of their ends."""
+        """Send everything and wait for the last answer; the records in the order of their ends.
+
+        Raises:
+            TooLate: the time to start at is over.
+        """
         ahead = [] if self._num_users else self._bodies_ahead()
         with _few_pauses():
             processor_start = time.process_time()
-            self.start = time.perf_counter() + _HEAD_START
+            self.start = time.perf_counter() + self._head_start()
             work = asyncio.create_task(self._open_loop(ahead) if self._num_users is None else self._closed_loop())
             stopping = asyncio.create_task(self._stopped.wait())
             try:
@@ -93,6 +104,16 @@ class Load:
                 raise result
             self.client_seconds = time.process_time() - processor_start
         return self.records
+
+    def _head_start(self) -> float:
+        if self._start_at is None:
+            return _HEAD_START
+        left = self._start_at - time.time()
+        if left < 0:
+            raise TooLate(
+                f"The load was ready {-left:.1f} s after the time it was to start at: give a later --start-at."
+            )
+        return left
 
     def _bodies_ahead(self) -> list[bytes]:
         bodies: list[bytes] = []

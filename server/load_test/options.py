@@ -35,6 +35,7 @@ _EXCLUDES = (
     ("concurrency", "max_concurrency"),
     ("concurrency", "find_rate"),
     ("concurrency", "speed"),
+    ("start_at", "find_rate"),
     ("speed", "rate"),
     ("speed", "find_rate"),
     ("tokens_per_run", "token_scale"),
@@ -181,6 +182,9 @@ def _add_load_options(group: argparse._ArgumentGroup) -> None:
         help=f"sessions in all; one request each but where they have turns (default: {DEFAULT_REQUESTS})",
     )
     group.add_argument("--duration", type=_seconds, metavar="SECONDS", help="in which sessions may start")
+    group.add_argument(
+        "--start-at", type=_number(0), metavar="TIME", help="Unix time, for several clients (default: at once)"
+    )
     group.add_argument("--warm-up", type=_integer(0), default=2, metavar="N", help="before, not counted (default: 2)")
     group.add_argument("--seed", type=_integer(0), help="for whatever is drawn (default: another each time)")
 

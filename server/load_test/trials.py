@@ -99,6 +99,7 @@ class Trials:
             num_users=self._workload.num_users,
             max_concurrency=self._workload.max_concurrency,
             duration=self._workload.amount.duration,
+            start_at=self._workload.start_at,
             on_record=take,
         )
         num_sent_again = self._client.num_sent_again

@@ -26,6 +26,7 @@ class Workload:
     amount: Amount
     num_users: int | None  # None: an open loop
     max_concurrency: int | None
+    start_at: float | None = None  # by time.time(); None: as soon as it can
 
     def plan(self, maker: PromptMaker, rate: float | None = None) -> Plan:
         """The plan of one load; `rate` instead of the one that was given.
@@ -71,7 +72,7 @@ def workload_of(options: argparse.Namespace, seed: int, max_model_len: int | Non
         for name, flag in (("max_concurrency", "--max-concurrency"), ("speed", "--speed")):
             if getattr(options, name) is not None:
                 raise SettingsError(f"{flag} is for an open loop: give --rate, or a trace or file with times.")
-    return Workload(source, arrivals, _amount_of(options, source), num_users, options.max_concurrency)
+    return Workload(source, arrivals, _amount_of(options, source), num_users, options.max_concurrency, options.start_at)
 
 
 def objective_of(options: argparse.Namespace) -> Objective:

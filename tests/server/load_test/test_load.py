@@ -6,7 +6,7 @@ import time
 import pytest
 
 from server.load_test.client import Client, read_target
-from server.load_test.load import Load
+from server.load_test.load import Load, TooLate
 from server.load_test.plan import Plan, PlannedRequest, PlannedSession
 from server.load_test.request_form import RequestForm
 from tests.server.load_test.stand_in import StandIn, stand_in
@@ -156,3 +156,15 @@ async def test_a_prompt_that_cannot_be_made_ends_the_load():
             await run(served, plan_of(*sessions))
         with pytest.raises(ExceptionGroup):
             await run(served, plan_of(*sessions), num_users=1)
+
+
+async def test_clients_can_start_at_the_same_moment():
+    async with stand_in() as served:
+        start = time.time() + 0.5
+        loads = await asyncio.gather(
+            *(run(served, plan_of(single(0.0), single(0.1)), start_at=start) for _ in range(2))
+        )
+        starts = [time.time() - time.perf_counter() + load.start for load in loads]
+        assert starts == pytest.approx([start, start], abs=0.2)
+        with pytest.raises(TooLate, match="a later --start-at"):
+            await run(served, plan_of(single(0.0)), start_at=time.time() - 1)
