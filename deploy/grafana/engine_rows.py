@@ -97,8 +97,10 @@ def _queues() -> list[Sized]:
     return [
         lines(
             "Running and waiting",
-            "Sequences; those that wait for room, and those whose grammar is being compiled.",
+            "Open requests, as the server counts them also while the engine hangs; sequences that run, wait for room, or "
+            "for a grammar to be compiled.",
             {
+                "open requests": total("octavo_open_requests"),
                 "running": total("vllm:num_requests_running"),
                 "waiting for {{reason}}": total("vllm:num_requests_waiting_by_reason", by="reason"),
                 "starving": total("octavo_num_requests_starving"),
