@@ -193,3 +193,11 @@ def test_hadolint_finds_nothing():
     hadolint = shutil.which("hadolint") or str(Path(sys.executable).with_name("hadolint"))
     done = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", ["deploy/image.sh", "deploy/image/offline_base.sh"])
+def test_shellcheck_finds_nothing(script):
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed: apt-get install shellcheck")
+    done = subprocess.run(["shellcheck", ROOT / script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
