@@ -12,7 +12,8 @@ PAGES = {  # path -> file
 
 def is_page_path(path: str) -> bool:
     """Whether this is a page or what pages are made of: the same for everyone, and open without a key."""
-    return path.startswith(f"{STATIC_PATH}/") or path.removesuffix("/") in PAGES
+    folder, _, name = path.rpartition("/")
+    return (folder == STATIC_PATH and name != "") or path.removesuffix("/") in PAGES
 
 
 def is_data_path(path: str) -> bool:

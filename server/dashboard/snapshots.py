@@ -6,6 +6,7 @@ nor this process much of a processor. Nobody watches: nothing is asked.
 
 import asyncio
 import gzip
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ class PoolSnapshots:
         self._engine = engine
         self._clock = clock
         self._lock = asyncio.Lock()
+        # Begins elsewhere with each server: pages compare numbers, and may have known the one that ran before.
+        self._numbers = itertools.count(time.time_ns() // 1_000_000)
         self._report: PoolReport | None = None
         self._picture: PoolPicture | None = None
         self._failure: str | None = None  # of the last question
@@ -71,9 +74,8 @@ class PoolSnapshots:
         self._next = self._clock() + pause
         if inspection.report == self._report and self._picture is not None:
             return
-        number = 1 if self._picture is None else self._picture.number + 1
         began = self._clock()
-        self._picture = await asyncio.to_thread(_draw, inspection.report, number, pause)
+        self._picture = await asyncio.to_thread(_draw, inspection.report, next(self._numbers), pause)
         self._report, self._draw_seconds = inspection.report, self._clock() - began
 
 

@@ -20,7 +20,7 @@ mountShell("live");
 
 const samples = new Samples();
 const notice = noticeArea();
-const request = new RequestView();
+const request = new RequestView((id) => pool.highlight(id));
 const tables = new RequestTables((id) => request.open(id));
 const pool = new PoolView((id) => request.open(id));
 const facts = el("p", { class: "muted small", id: "facts" });

@@ -15,6 +15,7 @@ const MEANINGS = {
 };
 const HEIGHT = 300; // CSS pixels; more where blocks would be less than a device pixel
 const MAX_CELL = 22;
+const DIMMED = 0x48000000; // alpha, the highest of a pixel's four bytes
 const MIN_CELL_WITH_GAPS = 4;
 
 /** The pool with its legend. `onOpen` is called with the id of an answer whose block was chosen. */
@@ -24,6 +25,7 @@ export class PoolView {
     this.picture = null;
     this.byRequest = true;
     this.chosen = null; // a block id
+    this.highlighted = null; // the id of an answer whose blocks stand out
     this.numbers = Object.fromEntries(STATES.map((state) => [state, el("b", { class: "numeric" }, "–")]));
     this.canvas = el("canvas", {
       id: "pool", tabindex: 0, role: "slider", "aria-label": "Block", "aria-valuemin": 0, "aria-describedby": "pool-keys",
@@ -54,6 +56,12 @@ export class PoolView {
     setText(this.summary, `${picture.numBlocks.toLocaleString("en")} blocks of ${picture.blockSize} tokens.`);
     this.canvas.setAttribute("aria-valuemax", picture.numBlocks - 1);
     if (this.chosen !== null) this.#tell();
+    this.draw();
+  }
+
+  /** Lets the blocks of one request stand out; null: of none. */
+  highlight(id) {
+    this.highlighted = id;
     this.draw();
   }
 
@@ -109,9 +117,18 @@ export class PoolView {
     } else {
       for (let i = 0; i < picture.numBlocks; i += 1) pixels[i] = byFlags[picture.flags[i]];
     }
+    if (this.highlighted !== null) this.#dimOthers(pixels);
     const canvas = el("canvas", { width: columns, height: rows });
     canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
+  }
+
+  #dimOthers(pixels) {
+    const bright = packed(rgb(requestColour(this.highlighted)));
+    for (let i = 0; i < this.picture.numBlocks; i += 1) pixels[i] = (pixels[i] & 0x00ffffff) | DIMMED;
+    for (const holder of this.picture.holders) {
+      if (holder.id === this.highlighted) for (const blockId of holder.blockIds) pixels[blockId] = bright;
+    }
   }
 
   #drawGaps(context, rows) {

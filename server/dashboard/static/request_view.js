@@ -8,9 +8,10 @@ import { noticeArea } from "./shell.js";
 
 const SECONDS = 1;
 
-/** A panel that is hidden until `open` shows a request in it. */
+/** A panel that is hidden until `open` shows a request in it; `onChange` is called with its id, or null when closed. */
 export class RequestView {
-  constructor() {
+  constructor(onChange) {
+    this.onChange = onChange;
     this.id = null;
     this.timer = 0;
     this.notice = noticeArea();
@@ -31,6 +32,7 @@ export class RequestView {
     setText(this.title, `Request ${id}`);
     this.element.hidden = false;
     this.title.focus();
+    this.onChange(id);
     this.#follow(id);
   }
 
@@ -38,6 +40,7 @@ export class RequestView {
     this.id = null;
     clearTimeout(this.timer);
     this.element.hidden = true;
+    this.onChange(null);
   }
 
   async #follow(id) {

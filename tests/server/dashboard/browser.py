@@ -142,8 +142,8 @@ class Browser:
         return [entry for entry in measured if entry[0] < least]
 
     def overflow(self) -> int:
-        """CSS pixels by which the page is wider than the screen."""
-        return self.run("return document.documentElement.scrollWidth - window.innerWidth")
+        """CSS pixels by which the page is wider than the screen; a phone's window grows with it, and tells nothing."""
+        return self.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def unreached_by_tab(self) -> list[str]:
         """Controls that the Tab key does not come to, or comes to without showing where it is."""

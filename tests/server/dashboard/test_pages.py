@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 import pytest
 
@@ -82,6 +82,54 @@ async def test_data_is_for_the_admin_or_for_everyone_where_there_are_no_keys(set
             key: (await client.get(DATA, headers={} if key is None else bearer(key))).status_code for key in expected
         }
     assert found == expected
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+async def test_no_spelling_of_a_path_gets_round_the_key(prefix):
+    app = make_app(FakeEngine(), api_key=("a",), admin_api_key="root", root_path="/llm")
+    for path in (
+        "/dashboard/data/live",
+        "/dashboard/static/../data/live",
+        "/dashboard/static//data/live",
+        "/dashboard/static/%2e%2e/data/live",
+        "/dashboard//data/live",
+        "/dashboard/data%2flive",
+        "//dashboard/data/live",
+        "/dashboard/data/live/",
+    ):
+        for key in ("", "a"):
+            response = await raw_get(app, prefix + path, key)
+            assert response in (401, 403, 404) and (response != 404 or key), (path, key, response)
+
+
+async def raw_get(app, path: str, key: str) -> int:
+    """The status of a request with just this path, which a client's library would tidy up."""
+    statuses = []
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("test", 80),
+    }
+    await app(scope, receive, send)
+    return statuses[0]
 
 
 async def test_keys_without_an_admin_key_are_told_what_is_missing():
