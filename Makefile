@@ -14,7 +14,7 @@ CLIENTS_VENV := .venv-clients
 CLIENTS_OF_PYPROJECT := import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"], sep="\n")
 
-.PHONY: serve test clients lint kernels bench paper peers clean
+.PHONY: serve test clients lint verify kernels bench paper peers clean
 
 serve: $(VENV)/installed
 	$(BIN)/octavo serve $(ARGS)
@@ -33,6 +33,11 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict scheduler paged_cache
+
+# All of deploy/, for real where this machine has the tools: image, alerts, board, manifests, pages, load test.
+verify: $(VENV)/installed-test
+	$(BIN)/octavo pull smollm2
+	deploy/verify.sh --python $(BIN)/python $(ARGS)
 
 # All that can be known of the GPU kernels without a GPU: about a quarter of an hour on two cores.
 kernels: $(VENV)/installed-test $(OLDEST_TRITON_DIR)/installed

@@ -97,8 +97,8 @@ def _queues() -> list[Sized]:
     return [
         lines(
             "Running and waiting",
-            "Open requests, as the server counts them also while the engine hangs; sequences that run, wait for room, or "
-            "for a grammar to be compiled.",
+            "Open requests as the server counts them, also while the engine hangs; sequences that run, that wait for "
+            "room, or for a grammar to be compiled.",
             {
                 "open requests": total("octavo_open_requests"),
                 "running": total("vllm:num_requests_running"),

