@@ -11,6 +11,7 @@ from kernels.model_ops.torch_ops import TorchOps
 from models.float_decoder import load_float_decoder
 from models.inspection import attention_weights, inspect, kv_head_of, record_bytes
 from models.memory import NotEnoughMemory
+from server.tokenizer import load_tokenizer
 from tests.models.tiny_models import BUILDERS, build, oracle_logits, save
 
 CPU = torch.device("cpu")
@@ -168,3 +169,26 @@ def test_logits_equal_those_of_transformers_on_the_prompt(tmp_path: Path) -> Non
     expected = oracle_logits(oracle, PROMPT)[-1].softmax(-1)
     assert dict(step.candidates)[step.next_token_id] == pytest.approx(float(expected.max()), abs=1e-5)
     assert isinstance(decoder.ops, TorchOps)
+
+
+CAPITALS = "Paris is the capital of France, Rome is the capital of Italy, and Madrid is the capital of"
+
+
+@torch.inference_mode()
+def test_a_real_model_attends_as_in_transformers_and_as_the_documentation_says(
+    smollm2_path: Path, smollm2_reference, monkeypatch
+) -> None:
+    tokenizer = load_tokenizer(smollm2_path)
+    decoder = load(smollm2_path)
+    seen = inspect(decoder, tokenizer.encode(CAPITALS), 4, 8, 16, lambda num_tokens: range(-(-num_tokens // 16)))
+    assert tokenizer.decode(seen.token_ids).startswith(CAPITALS + " Spain")
+    monkeypatch.setattr(smollm2_reference.config, "_attn_implementation", "eager")  # the one that tells its weights
+    computed = torch.tensor([seen.token_ids[:-1]])
+    attentions = smollm2_reference(input_ids=computed, output_attentions=True).attentions
+    for layer in (0, 16, 17, 29):
+        for head in range(9):
+            assert (seen.head(layer, head).weights - attentions[layer][0, head]).abs().max() < 1e-3
+    back = seen.head(16, 0).weights.diagonal(-1).mean()
+    assert back > 0.5
+    last, italy = seen.num_prompt_tokens - 1, [tokenizer.token_text(i) for i in seen.token_ids].index(" Italy")
+    assert seen.head(17, 5).weights[last].argmax() == italy  # it follows the token "of" before the last one

@@ -2,10 +2,14 @@
 // Pointer and arrow keys go from cell to cell; to a screen reader it is a slider whose value is told in words.
 
 import { el, setText } from "./dom.js";
+import { visible } from "./inspection.js";
 import { colour, fitCanvas, onThemeChange, rgb } from "./theme.js";
 
 const MAX_SIDE = 620; // CSS pixels
 const MIN_CELL_WITH_GAPS = 7;
+const MIN_CELL_WITH_NAMES = 11;
+const NAMES = 72; // CSS pixels beside the map and above it
+const MAX_NAME = 9; // characters
 const NUM_TOLD = 6; // of a row's largest weights
 
 /** The map with what is told of a cell. `onChoose` is called with the row's position. */
@@ -37,31 +41,37 @@ export class AttentionView {
     onThemeChange(() => this.draw());
   }
 
-  /** Shows the tensors of a head. */
-  show(inspection, layer, tensors) {
+  /** Shows the tensors of a head, at the cell where the last one was shown or, of another prompt, in a token's row. */
+  show(inspection, layer, tensors, position) {
+    const isSame = inspection === this.inspection;
     this.inspection = inspection;
     this.layer = layer;
     this.tensors = tensors;
     this.canvas.setAttribute("aria-valuemax", tensors.numTokens ** 2 - 1);
-    const last = tensors.numTokens - 1;
-    this.#go(Math.min(this.from, last), Math.min(this.to, last));
+    if (isSame) this.#go(this.from, this.to);
+    else this.#goToBest(position);
   }
 
-  /** Goes to the row of a token, without calling `onChoose`. */
+  /** Goes to where a token looks most, without calling `onChoose`. */
   chooseRow(position) {
-    if (this.tensors) this.#go(Math.min(position, this.tensors.numTokens - 1), this.to);
+    if (this.tensors && position !== this.from) this.#goToBest(position);
   }
 
   draw() {
     const width = Math.min(MAX_SIDE, this.canvas.parentElement?.clientWidth ?? 0);
     if (!this.tensors || !width) return;
     const count = this.tensors.numTokens;
-    this.size = width / count;
+    this.margin = (width - NAMES) / count >= MIN_CELL_WITH_NAMES ? NAMES : 0;
+    this.size = (width - this.margin) / count;
     this.canvas.style.width = `${width}px`;
     const context = fitCanvas(this.canvas, width, width);
+    context.clearRect(0, 0, width, width);
+    if (this.margin) this.#drawNames(context, count);
+    context.translate(this.margin, this.margin);
+    const side = width - this.margin;
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.#image(count), 0, 0, width, width);
-    if (this.size >= MIN_CELL_WITH_GAPS) this.#drawGaps(context, count, width);
+    context.drawImage(this.#image(count), 0, 0, side, side);
+    if (this.size >= MIN_CELL_WITH_GAPS) this.#drawGaps(context, count, side);
     this.#drawPromptEnd(context, count);
     context.lineWidth = 2;
     context.strokeStyle = colour("--text");
@@ -79,6 +89,26 @@ export class AttentionView {
     const canvas = el("canvas", { width: count, height: count });
     canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
+  }
+
+  /** What each row and each column stands for. */
+  #drawNames(context, count) {
+    context.font = `12px ${colour("--mono")}`;
+    context.textBaseline = "middle";
+    for (let position = 0; position < count; position += 1) {
+      const name = visible(this.inspection.tokens[position].text).slice(0, MAX_NAME);
+      const middle = this.margin + (position + 0.5) * this.size;
+      context.fillStyle = colour(position === this.from ? "--text" : "--muted");
+      context.textAlign = "right";
+      context.fillText(name, this.margin - 4, middle);
+      context.fillStyle = colour(position === this.to ? "--text" : "--muted");
+      context.textAlign = "left";
+      context.save();
+      context.translate(middle, this.margin - 4);
+      context.rotate(-Math.PI / 2);
+      context.fillText(name, 0, 0);
+      context.restore();
+    }
   }
 
   #drawGaps(context, count, width) {
@@ -109,7 +139,8 @@ export class AttentionView {
   #chooseAt(event) {
     if (!this.tensors) return;
     const last = this.tensors.numTokens - 1;
-    const [to, from] = [event.offsetX, event.offsetY].map((offset) => Math.min(last, Math.max(0, Math.floor(offset / this.size))));
+    const [to, from] = [event.offsetX, event.offsetY]
+      .map((offset) => Math.min(last, Math.max(0, Math.floor((offset - this.margin) / this.size))));
     this.#choose(from, to);
   }
 
@@ -131,6 +162,12 @@ export class AttentionView {
     const hasMoved = from !== this.from;
     this.#go(from, to);
     if (hasMoved) this.onChoose(from);
+  }
+
+  #goToBest(position) {
+    const from = Math.min(position, this.tensors.numTokens - 1);
+    const row = this.tensors.row(from);
+    this.#go(from, row.indexOf(Math.max(...row)));
   }
 
   #go(from, to) {

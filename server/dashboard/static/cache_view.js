@@ -3,6 +3,7 @@
 
 import { el, setText } from "./dom.js";
 import { bytes } from "./format.js";
+import { visible } from "./inspection.js";
 
 /** The cache of one inspection. */
 export class CacheView {
@@ -124,9 +125,4 @@ function exact(numBytes) {
 
 function legend(kind, words) {
   return el("li", {}, el("span", { class: `kv-slot sample ${kind}`, "aria-hidden": "true" }), words);
-}
-
-/** A token's text with what cannot be seen made visible. */
-export function visible(text) {
-  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";
 }

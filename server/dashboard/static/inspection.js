@@ -148,3 +148,8 @@ export function fromHalf(bits) {
   if (exponent === 31) return fraction ? NaN : sign * Infinity;
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
+
+/** A token's text with what cannot be seen made visible. */
+export function visible(text) {
+  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";
+}

@@ -2,9 +2,9 @@
 
 import { onKeyChange } from "./api.js";
 import { AttentionView } from "./attention_view.js";
-import { CacheView, visible } from "./cache_view.js";
+import { CacheView } from "./cache_view.js";
 import { el, setText } from "./dom.js";
-import { askLimits, inspectPrompt } from "./inspection.js";
+import { askLimits, inspectPrompt, visible } from "./inspection.js";
 import { ShapesView } from "./shapes_view.js";
 import { mountShell, noticeArea } from "./shell.js";
 import { VectorView } from "./vector_view.js";
@@ -13,7 +13,7 @@ mountShell("inspector");
 
 const notice = noticeArea();
 const status = el("p", { class: "muted", id: "inspect-status", role: "status" });
-const prompt = el("textarea", { id: "prompt", rows: 3, required: true }, "The cat sat on the mat because the cat was tired, and the dog");
+const prompt = el("textarea", { id: "prompt", rows: 3, required: true }, "Paris is the capital of France, Rome is the capital of Italy, and Madrid is the capital of");
 const asChat = el("input", { type: "checkbox", id: "as-chat" });
 const chatLabel = el("label", { class: "inline", hidden: true }, asChat, "as a chat message");
 const maxTokens = el("input", { type: "number", id: "max-tokens", min: 1, max: 32, step: 1, value: 8, required: true });
@@ -87,7 +87,7 @@ async function run() {
   try {
     const body = { prompt: prompt.value, max_tokens: Number(maxTokens.value), chat: asChat.checked };
     const result = await inspectPrompt(body, mine.signal);
-    setText(status, `${result.report.num_prompt_tokens} tokens of prompt, ${result.steps.length} after it.`);
+    setText(status, `Done: ${result.report.num_prompt_tokens} of the prompt's tokens and ${result.steps.length} after it.`);
     show(result);
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -139,8 +139,7 @@ async function chooseHead(layer, head) {
     const tensors = await mine.head(layer, head);
     if (inspection !== mine || chosen.layer !== layer || chosen.head !== head) return; // another was chosen meanwhile
     chosen.tensors = tensors;
-    attention.show(inspection, layer, tensors);
-    attention.chooseRow(chosen.position);
+    attention.show(inspection, layer, tensors, chosen.position);
     vectors.show(inspection, layer, tensors, computed(chosen.position));
     found.dataset.shown = `${layer}/${head}`; // all of this head is on the page
     notice.show("");

@@ -82,11 +82,11 @@ function sharing({ groupSize, outline }) {
   const { num_q_heads: queries, num_kv_heads: keys } = outline;
   if (groupSize === 1) return `Each of the ${queries} query heads has a key and value head of its own (multi-head attention). Choose one:`;
   const kind = keys === 1 ? "multi-query attention" : "grouped-query attention";
-  return `${groupSize} query heads each share a key and value head (${kind}): the cache holds ${keys} heads instead of ${queries}, and takes a ${fraction(groupSize)} of the memory. Choose a query head:`;
+  return `${groupSize} query heads each share a key and value head (${kind}): the cache holds ${keys === 1 ? "1 head" : `${keys} heads`} instead of ${queries}, and takes ${fraction(groupSize)} of the memory. Choose a query head:`;
 }
 
 function fraction(number) {
-  return { 2: "half", 3: "third", 4: "quarter" }[number] ?? `${number}th`;
+  return { 2: "half", 3: "a third", 4: "a quarter" }[number] ?? `1/${number}`;
 }
 
 function shapeOf(sizes) {

@@ -39,6 +39,12 @@ def inspect(browser, url: str, prompt: str = PROMPT, max_tokens: int = 8) -> Non
     browser.until(lambda: browser.run(SHOWN) == "0/0")
 
 
+def read_head(url: str, inspection_id: str, layer: int, head: int) -> np.ndarray:
+    params = {"layer": layer, "head": head}
+    count, tensors = read(httpx.get(f"{url}{PATH}/{inspection_id}/head", params=params).content)
+    return square(tensors["weights"], count)
+
+
 def told_of_cell(browser) -> str:
     return browser.run("return document.getElementById('attention').getAttribute('aria-valuetext')")
 
@@ -51,7 +57,7 @@ def test_every_cell_strip_and_token_tells_what_was_computed(browser, served):
     seen = httpx.post(f"{served.url}{PATH}", json={"prompt": PROMPT, "max_tokens": 8}, timeout=120).json()
     picture = httpx.get(f"{served.url}{PATH}/{seen['id']}/head", params={"layer": 7, "head": 4}).content
     count, tensors = read(picture)
-    weights = square(tensors["weights"], count)
+    weights = read_head(served.url, seen["id"], 7, 4)
     shown = browser.run(
         "return [...document.querySelectorAll('#tokens small')].map((element) => Number(element.textContent))"
     )
@@ -61,6 +67,8 @@ def test_every_cell_strip_and_token_tells_what_was_computed(browser, served):
     browser.click("#heads button[aria-label='Query head 4']")
     browser.until(lambda: browser.run(SHOWN) == "7/4")
     browser.run("document.getElementById('attention').focus()")
+    column = int(np.argmax(read_head(served.url, seen["id"], 0, 0)[seen["num_prompt_tokens"] - 1]))
+    assert f"to token {column}, " in told_of_cell(browser)  # where the last token of the prompt looked most in head 0
     browser.press(Keys.END)
     row = seen["num_prompt_tokens"] - 1
     for _ in range(6):
@@ -124,7 +132,7 @@ def test_what_is_refused_or_lost_is_told_and_the_next_prompt_works(browser, serv
     browser.click("#inspect")
     browser.until(lambda: "starts anew" in browser.text(".notice"))
     browser.click("#inspect")
-    browser.until(lambda: browser.text("#inspect-status").startswith("1 tokens of prompt"))
+    browser.until(lambda: browser.text("#inspect-status").startswith("Done: 1 of the prompt's"))
     assert browser.run("return document.querySelector('.notice').hidden")
     assert served.is_ready() and browser.errors("status of 400", "status of 503") == []
 
