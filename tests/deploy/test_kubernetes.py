@@ -9,6 +9,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.kubernetes import run_pod
 from deploy.kubernetes.make_rules import PROMETHEUS_RULE, RULES, prometheus_rule
 from kernels import __version__
 from server.config import load_settings
@@ -249,3 +250,20 @@ def test_only_pods_of_the_gpu_overlay_ask_for_a_card(rendered):
     }
     assert "nvidia.com/gpu" not in limits["cpu"]
     assert limits["gpu"]["nvidia.com/gpu"] == "1"
+
+
+def test_the_pod_that_podman_runs_is_the_overlays(rendered):
+    """But for its image and port, and what podman has no other way for."""
+    text = yaml.safe_dump_all(rendered["cpu"])
+    keys, *objects = run_pod.manifest(text, "some:image", 12345)
+    expected = only(rendered["cpu"], "Deployment")["spec"]["template"]
+    played = only(objects, "Deployment")["spec"]["template"]
+    for template in (expected, played):
+        [container] = template["spec"]["containers"]
+        for field in ("image", "env"):
+            del container[field]
+        container["ports"][0].pop("hostPort", None)
+        template["spec"]["volumes"] = [v for v in template["spec"]["volumes"] if v["name"] not in ("cache", "keys")]
+    assert played == expected
+    assert only(objects, "ConfigMap")["data"] == only(rendered["cpu"], "ConfigMap")["data"]
+    assert keys["data"].keys() == {"api-keys"}
