@@ -163,13 +163,11 @@ def load_test(url: str, path: Path, start_at: float | None = None) -> Medians:
     """The medians that `octavo load-test` reports."""
     out = path.with_suffix(".json")
     command = [sys.executable, "-m", "server.cli", "load-test", url, "--prompts", str(path), "--ignore-eos"]
-    subprocess.run(
-        [*command, "--json", str(out), "--no-progress"],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    if start_at is not None:
+        command += ["--start-at", str(start_at)]
+    done = subprocess.run([*command, "--json", str(out), "--no-progress"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"octavo load-test failed: {done.stderr}{done.stdout}")
     summary = json.loads(out.read_text(encoding="utf-8"))["summary"]
     if summary["num_answered"] != summary["num_requests"]:
         raise SystemExit(f"Not all requests were answered: {summary['errors']}")

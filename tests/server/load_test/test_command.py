@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -162,6 +163,15 @@ async def test_keys_go_along_and_are_written_nowhere(tmp_path, monkeypatch, caps
     output = capsys.readouterr()
     written = (tmp_path / "r.json").read_text() + (tmp_path / "r.html").read_text() + output.out + output.err
     assert "the-secret" not in written
+
+
+async def test_a_load_starts_at_the_moment_that_was_named():
+    async with stand_in() as served:
+        start = time.time() + 1.5
+        line = f"--start-at {start} --rate 50 --arrivals constant --num-requests 3 --output-tokens 1"
+        assert await run(served, line) == 0
+    times = [when - time.perf_counter() + time.time() - start for when in served.times]
+    assert len(times) == 7 and all(when < 0 for when in times[:4]) and all(when >= -0.05 for when in times[4:])
 
 
 async def test_json_alone_goes_to_standard_output(capsys):
