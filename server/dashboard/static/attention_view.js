@@ -2,8 +2,9 @@
 // Pointer and arrow keys go from cell to cell; to a screen reader it is a slider whose value is told in words.
 
 import { el, setText } from "./dom.js";
+import { pixels, shareColours } from "./heat.js";
 import { visible } from "./inspection.js";
-import { colour, fitCanvas, onThemeChange, rgb } from "./theme.js";
+import { colour, fitCanvas, onThemeChange } from "./theme.js";
 
 const MAX_SIDE = 620; // CSS pixels
 const MIN_CELL_WITH_GAPS = 7;
@@ -70,25 +71,15 @@ export class AttentionView {
     context.translate(this.margin, this.margin);
     const side = width - this.margin;
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.#image(count), 0, 0, side, side);
+    const shade = shareColours();
+    // What comes after a token stays empty.
+    context.drawImage(pixels(count, count, (from, to) => (to > from ? null : shade(this.tensors.weight(from, to)))), 0, 0, side, side);
     if (this.size >= MIN_CELL_WITH_GAPS) this.#drawGaps(context, count, side);
     this.#drawPromptEnd(context, count);
     context.lineWidth = 2;
     context.strokeStyle = colour("--text");
     context.strokeRect(this.to * this.size, this.from * this.size, Math.max(this.size, 4), Math.max(this.size, 4));
     this.#drawScale();
-  }
-
-  /** A pixel for each cell; what comes after a token stays empty. */
-  #image(count) {
-    const image = new ImageData(count, count);
-    const shade = shades();
-    for (let from = 0; from < count; from += 1) {
-      this.tensors.row(from).forEach((weight, to) => image.data.set([...shade(weight), 255], 4 * (from * count + to)));
-    }
-    const canvas = el("canvas", { width: count, height: count });
-    canvas.getContext("2d").putImageData(image, 0, 0);
-    return canvas;
   }
 
   /** What each row and each column stands for. */
@@ -129,7 +120,7 @@ export class AttentionView {
 
   #drawScale() {
     const context = fitCanvas(this.scale, 120, 12);
-    const shade = shades();
+    const shade = shareColours();
     for (let x = 0; x < 120; x += 1) {
       context.fillStyle = `rgb(${shade(x / 119).join(" ")})`;
       context.fillRect(x, 0, 1, 12);
@@ -206,15 +197,6 @@ export class AttentionView {
       `and the softmax over ${numSeen === 1 ? "1 token" : `${numSeen} tokens`} makes that ${tensors.weight(from, to).toPrecision(3)}.`,
     ].join(" ");
   }
-}
-
-/** From a weight to a colour: [red, green, blue]. */
-function shades() {
-  const [least, most] = [rgb(colour("--raised")), rgb(colour("--heat"))];
-  return (weight) => {
-    const part = Math.sqrt(Math.min(1, Math.max(0, weight)));
-    return least.map((value, i) => Math.round(value + (most[i] - value) * part));
-  };
 }
 
 function percent(weight) {

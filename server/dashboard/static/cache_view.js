@@ -1,6 +1,7 @@
 // The KV cache growing step by step: what a step computes, writes, reads, and which token it leads to.
-// A slider goes from step to step. Knows neither the server nor heads.
+// A slider goes from step to step. Does not know the server.
 
+import { CacheRows } from "./cache_rows.js";
 import { el, setText } from "./dom.js";
 import { bytes } from "./format.js";
 import { visible } from "./inspection.js";
@@ -15,6 +16,7 @@ export class CacheView {
     this.told = el("div", { class: "stack", id: "step-told", role: "status" });
     this.facts = el("dl", { class: "facts", id: "step-facts" });
     this.blocks = el("ol", { class: "kv-blocks", id: "kv-blocks", "aria-label": "Blocks of the cache and the tokens in their slots" });
+    this.rows = new CacheRows();
     this.candidates = el("tbody", { id: "candidates" });
     this.element = el(
       "div", { class: "stack" },
@@ -23,6 +25,7 @@ export class CacheView {
       this.facts,
       el("ul", { class: "legend" }, legend("read", "read in this step"), legend("new", "written in this step"), legend("", "empty")),
       this.blocks,
+      this.rows.element,
       el("table", {}, el("caption", {}, "What could come next; the likeliest is taken"), this.candidates),
     );
   }
@@ -32,6 +35,11 @@ export class CacheView {
     this.inspection = inspection;
     this.slider.max = inspection.steps.length - 1;
     this.#show(0);
+  }
+
+  /** Shows the keys and values of a head; `name` is what it is called. */
+  showHead(tensors, name) {
+    this.rows.show(tensors, name);
   }
 
   #show(index) {
@@ -46,6 +54,7 @@ export class CacheView {
     this.told.replaceChildren(...(this.step === 0 ? this.#tellPrompt(cost) : this.#tellToken(cost)).map((text) => el("p", {}, text)));
     this.#showFacts(cost);
     this.#showBlocks(cost);
+    this.rows.grow(cost.end, cost.rows);
     this.#showCandidates();
   }
 

@@ -40,7 +40,7 @@ const chosen = { position: 0, layer: 0, head: 0, tensors: null };
 
 found.append(
   section("tokens-title", "1. Tokens", "A model reads tokens, not letters: pieces of text from a fixed vocabulary, each by its number. Those after the prompt were generated, each the likeliest one.", strip, tokenTold, origin),
-  el("div", { class: "card row pinned" }, el("label", {}, "Layer", layerField), el("label", {}, "Query head", headField), el("span", { class: "muted small" }, "for sections 2 to 4")),
+  el("div", { class: "card row pinned" }, el("label", {}, "Layer", layerField), el("label", {}, "Query head", headField), el("span", { class: "muted small" }, "for all that follows")),
   section("shapes-title", "2. From X to queries, keys and values", null, shapes.element),
   section("attention-title", "3. Attention", "A token's query is multiplied with the key of each token up to itself; the softmax makes shares of these scores, and the values are mixed in these shares. " +
     "Often most of it lies on the very first token: that is where a head looks that finds nothing. Below the line are tokens that were generated, one at a time, with the cache.", attention.element),
@@ -141,6 +141,7 @@ async function chooseHead(layer, head) {
     chosen.tensors = tensors;
     attention.show(inspection, layer, tensors, chosen.position);
     vectors.show(inspection, layer, tensors, computed(chosen.position));
+    cache.showHead(tensors, `K, V head ${Math.floor(head / inspection.groupSize)} of layer ${layer}`);
     found.dataset.shown = `${layer}/${head}`; // all of this head is on the page
     notice.show("");
   } catch (error) {

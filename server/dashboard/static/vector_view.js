@@ -2,7 +2,8 @@
 // Each is a strip of coloured cells that pointer and arrow keys go along. Knows neither the server nor attention.
 
 import { el, setText } from "./dom.js";
-import { colour, fitCanvas, onThemeChange, rgb } from "./theme.js";
+import { largestOf, pixels, signedColours } from "./heat.js";
+import { colour, fitCanvas, onThemeChange } from "./theme.js";
 
 const HEIGHT = 22; // CSS pixels of a strip
 const DIAL = 84;
@@ -27,7 +28,7 @@ class Strip {
   show(values) {
     this.values = values;
     this.chosen = Math.min(this.chosen, values.length - 1);
-    this.largest = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
+    this.largest = largestOf(values);
     this.canvas.setAttribute("aria-valuemax", values.length - 1);
     this.#tell();
     this.draw();
@@ -36,19 +37,11 @@ class Strip {
   draw() {
     const width = this.canvas.clientWidth;
     if (!this.values.length || !width) return;
-    const [none, above, below] = ["--raised", "--heat", "--cold"].map((name) => rgb(colour(name)));
-    const image = new ImageData(this.values.length, 1);
-    this.values.forEach((value, i) => {
-      const part = Math.abs(value) / this.largest;
-      const full = value > 0 ? above : below;
-      image.data.set([...none.map((least, j) => Math.round(least + (full[j] - least) * part)), 255], 4 * i);
-    });
-    const pixels = el("canvas", { width: this.values.length, height: 1 });
-    pixels.getContext("2d").putImageData(image, 0, 0);
+    const shade = signedColours(this.largest);
     const context = fitCanvas(this.canvas, width, HEIGHT);
     context.imageSmoothingEnabled = false;
     context.clearRect(0, 0, width, HEIGHT);
-    context.drawImage(pixels, 0, 0, width, HEIGHT);
+    context.drawImage(pixels(1, this.values.length, (_, i) => shade(this.values[i])), 0, 0, width, HEIGHT);
     const cell = width / this.values.length;
     context.lineWidth = 2;
     context.strokeStyle = colour("--text");

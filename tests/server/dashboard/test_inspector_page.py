@@ -101,6 +101,7 @@ def test_the_cache_grows_step_by_step(browser, served):
     num_prompt = seen["num_prompt_tokens"]
     slots = "return ['new', 'read'].map((kind) => document.querySelectorAll(`#kv-blocks .kv-slot.${kind}`).length)"
     browser.run("document.getElementById('step').focus()")
+    pictures = set()
     for index, step in enumerate(seen["steps"]):
         assert browser.text("#step-name") == f"Step {index + 1} of 6"
         assert browser.run(slots) == [num_prompt, 0] if index == 0 else [1, num_prompt + index - 1]
@@ -110,7 +111,14 @@ def test_the_cache_grows_step_by_step(browser, served):
         facts = browser.text("#step-facts")
         assert "768 bytes (bfloat16)" in facts  # 3 KV heads of 64 numbers, keys and values, of 2 bytes
         assert f"{num_prompt + index}, and {sum(range(num_prompt, num_prompt + index + 1))} without" in facts
+        rows = "return [...document.querySelectorAll('.cache-rows')].map((c) => [c.ariaLabel, c.toDataURL()])"
+        pictures.update(image for _, image in browser.run(rows))
+        new = num_prompt if index == 0 else 1
+        assert [told for told, _ in browser.run(rows)] == [
+            f"{kind} of {num_prompt + index} tokens, {new} of them new" for kind in ("Keys", "Values")
+        ]
         browser.press(Keys.ARROW_RIGHT)
+    assert len(pictures) == 2 * 6  # each step draws more rows
     told = browser.text("#step-told")
     assert f"position {num_prompt + 4}" in told and f"of {num_prompt + 4} tokens before it are read" in told
     browser.click("#step-back")
