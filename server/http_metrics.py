@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
 from server.metric_families import LABELS, Families
 
-UNMATCHED = "unmatched"  # the handler of whatever was answered before it came to a route
+UNMATCHED = "unmatched"  # the handler of whatever was answered before it came to a route that takes it
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_OTHER_METHOD = "OTHER"
+OTHER_METHOD = "OTHER"
 _LEFT_OUT = ("/health", "/metrics", "/version", "/dashboard")
 _CLASSES = ("2xx", "4xx", "5xx")
-# That this server answers with on its own; others can only come from the framework.
-_ERRORS = (400, 401, 403, 404, 405, 413, 415, 422, 429, 499, 500, 503)
+# All that this server answers with.
+_ERRORS = (400, 401, 403, 404, 405, 413, 429, 499, 500, 503, 504, 529)
 _BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
 
 
@@ -26,10 +26,10 @@ class HttpRecord:
     """One answered request."""
 
     handler: str  # a route's template: paths would make endless series
-    method: str
+    method: str  # of METHODS, or OTHER_METHOD
     status: int
     seconds: float
-    num_request_bytes: int  # of the body, as declared
+    num_request_bytes: int  # of the body, as far as it was read
     num_response_bytes: int  # of the body, as sent
 
 
@@ -38,6 +38,7 @@ class HttpSeries:
 
     def __init__(self, families: Families, registry: CollectorRegistry) -> None:
         """Keep the series in `registry`."""
+        self._expected: set[tuple[str, str]] = set()  # handlers with the methods that they take
         self._requests = Counter(
             "http_requests", "Answered requests.", ("handler", "method", "status"), registry=registry
         )
@@ -49,7 +50,7 @@ class HttpSeries:
             registry=registry,
         )
         self._request_bytes = Summary(
-            "http_request_size_bytes", "Bodies of requests, as declared.", ("handler",), registry=registry
+            "http_request_size_bytes", "Bodies of requests, as they were read.", ("handler",), registry=registry
         )
         self._response_bytes = Summary(
             "http_response_size_bytes", "Bodies of answers, as sent.", ("handler",), registry=registry
@@ -60,13 +61,14 @@ class HttpSeries:
         self._errors = lambda status: errors.labels(*families.label_values, str(status))
         for status in _ERRORS:
             self._errors(status)
-        self.expect(UNMATCHED, [*sorted(METHODS), _OTHER_METHOD])
+        self.expect(UNMATCHED, [*sorted(METHODS), OTHER_METHOD])
 
     def expect(self, handler: str, methods: Iterable[str]) -> None:
         """Show the series of a route before anybody has asked for it."""
         if handler.startswith(_LEFT_OUT):
             return
         for method in methods:
+            self._expected.add((handler, method))
             self._seconds.labels(handler, method)
             for status in _CLASSES:
                 self._requests.labels(handler, method, status)
@@ -75,10 +77,11 @@ class HttpSeries:
 
     def observe(self, record: HttpRecord) -> None:
         """Count one."""
-        handler = record.handler
+        handler, method = record.handler, record.method
         if handler.startswith(_LEFT_OUT):
             return
-        method = record.method if record.method in METHODS else _OTHER_METHOD
+        if (handler, method) not in self._expected:  # a route is found for a method too that it does not take
+            handler = UNMATCHED
         self._requests.labels(handler, method, f"{record.status // 100}xx").inc()
         self._seconds.labels(handler, method).observe(record.seconds)
         self._request_bytes.labels(handler).observe(record.num_request_bytes)

@@ -16,7 +16,7 @@ from server.api_keys import KeyHolder, KeyRing
 from server.dashboard.paths import DASHBOARD_PATH, is_data_path, is_page_path
 from server.error_responses import CLIENT_CLOSED_REQUEST, error_response
 from server.errors import ApiError, InternalError, InvalidApiKey, PermissionDenied
-from server.http_metrics import METHODS, UNMATCHED, HttpRecord
+from server.http_metrics import METHODS, OTHER_METHOD, UNMATCHED, HttpRecord
 from server.http_protocol import chunk_writer
 from server.log_lines import LogLine, RequestContext, current_request
 from server.metrics import ServerMetrics
@@ -164,7 +164,13 @@ class Observation:
         token = current_request.set(context)
         scope.setdefault("state", {}).update(request_id=request_id, span=span)
         status = CLIENT_CLOSED_REQUEST  # until an answer begins
-        num_sent = 0  # bytes of the answer's body
+        num_received = num_sent = 0  # bytes of the two bodies; what a head declares need not be true
+
+        async def receive_and_count() -> Message:
+            nonlocal num_received
+            message = await receive()
+            num_received += len(message.get("body", b""))
+            return message
 
         async def send_with_id(message: Message) -> None:
             nonlocal status, num_sent
@@ -178,7 +184,7 @@ class Observation:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_and_count, send_with_id)
         except Exception as error:
             if status != CLIENT_CLOSED_REQUEST:  # too late for an answer; the server closes the connection
                 if span is not None:
@@ -187,7 +193,8 @@ class Observation:
             await error_response(error, scope["path"])(scope, receive, send_with_id)
             status = InternalError.status
         finally:
-            self._record(scope, status, time.perf_counter() - started, request_id, num_sent)
+            seconds = time.perf_counter() - started
+            self._record(scope, status, seconds, request_id, num_received, num_sent)
         current_request.reset(token)  # not after an error: what the server below says of it belongs to the request too
 
     def _begin_span(self, scope: Scope) -> "RequestSpan | None":
@@ -195,11 +202,11 @@ class Observation:
             return None
         return self._tracing.begin(scope)
 
-    def _record(self, scope: Scope, status: int, seconds: float, request_id: str, num_sent: int) -> None:
+    def _record(
+        self, scope: Scope, status: int, seconds: float, request_id: str, num_received: int, num_sent: int
+    ) -> None:
         handler = getattr(scope.get("route"), "path", UNMATCHED)
-        method = scope["method"] if scope["method"] in METHODS else "OTHER"
-        declared = Headers(scope=scope).get("content-length", "")
-        num_received = int(declared[:20]) if declared.isdigit() else 0
+        method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
         writer = chunk_writer(scope)  # of what bypasses `send`
         num_sent += 0 if writer is None else writer.num_bytes
         self._metrics.http.observe(HttpRecord(handler, method, status, seconds, num_received, num_sent))
