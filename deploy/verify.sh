@@ -119,9 +119,7 @@ run_step() {
     esac
 }
 
-names() { printf '%s\n' "${STEPS[@]%%|*}"; }
-
-check_name() { names | grep --quiet --line-regexp --fixed-strings -- "$1" || die "there is no step $1; --list has them"; }
+check_name() { [[ " ${STEPS[*]%%|*} " == *" $1 "* ]] || die "there is no step $1; --list has them"; }
 
 list() {
     local entry name minutes what
