@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.server_process import ServerProcess
+from tests.end_to_end.tiny_tokenizer import save_tokenizer
 from tests.server.dashboard.browser import Browser, browsing
 
 
@@ -34,3 +35,14 @@ def served(chromium: Browser, smollm2_path: Path) -> Iterator[ServerProcess]:
     flags = ("--served-model-name", "smollm2", "--num-gpu-blocks-override", "300", "--cpu-threads", "1")
     with ServerProcess(smollm2_path, *flags) as server:
         yield server
+
+
+@pytest.fixture(scope="package")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer of bytes."""
+    from tests.models.tiny_models import SIZES, build, save  # imports transformers, which few tests here need
+
+    path = tmp_path_factory.mktemp("qwen3")
+    save(build("qwen3"), path)
+    save_tokenizer(path, SIZES["vocab_size"])
+    return path

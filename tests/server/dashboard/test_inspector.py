@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from server.app import create_app
 from server.config import Settings
@@ -17,8 +18,7 @@ from server.dashboard import inspection_process
 from server.dashboard.inspection_messages import MAX_PROMPT_TOKENS, MAX_TOKENS, InspectorSetup
 from server.dashboard.inspector import Inspector
 from server.tokenizer import load_tokenizer
-from tests.end_to_end.tiny_tokenizer import save_tokenizer
-from tests.models.tiny_models import SIZES, build, save
+from tests.models.tiny_models import SIZES
 from tests.server.doubles import FakeEngine, client_of
 
 PATH = "/dashboard/data/inspector"
@@ -45,12 +45,13 @@ def square(triangle: np.ndarray, size: int) -> np.ndarray:
     return full
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("qwen3")
-    save(build("qwen3"), path)
-    save_tokenizer(path, SIZES["vocab_size"])
-    return path
+def inspector_process_id(server_process_id: int) -> int | None:
+    """Of the inspector that runs, which a thread of the server has started."""
+    threads = Path(f"/proc/{server_process_id}/task").glob("*/children")
+    for child in " ".join(thread.read_text() for thread in threads).split():
+        if b"server.dashboard.inspection_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    return None
 
 
 def engine_of(path: Path) -> FakeEngine:
@@ -260,6 +261,16 @@ async def test_without_memory_for_a_copy_it_says_so(model_path, monkeypatch):
     config = Settings(model=str(model_path)).engine_config(model_path)
     with pytest.raises(inspection_process.NotEnoughMemory, match="float32"):
         inspection_process.load(InspectorSetup(config, "cpu", "none", 1))
+
+
+@pytest.mark.parametrize(("device", "is_rounded"), [("cuda", True), ("cpu", False)])
+def test_weights_are_rounded_as_the_engine_of_that_device_rounds_them(model_path, device, is_rounded):
+    """On a card the engine serves bfloat16; they are looked at in float32 all the same, and on the processor."""
+    config = Settings(model=str(model_path)).engine_config(model_path)
+    decoder = inspection_process.load(InspectorSetup(config, device, "none", 1))._decoder
+    assert all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in decoder.parameters())
+    weight = decoder.layers[0].attention.qkv.weight
+    assert torch.equal(weight, weight.bfloat16().float()) == is_rounded
 
 
 async def test_a_model_that_cannot_be_loaded_is_told_of_and_leaves_no_process(model_path, tmp_path):

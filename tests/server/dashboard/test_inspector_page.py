@@ -9,20 +9,11 @@ import numpy as np
 import pytest
 
 from tests.server.dashboard.browser import DESK, PHONE
-from tests.server.dashboard.test_inspector import PATH, read, square
+from tests.server.dashboard.test_inspector import PATH, inspector_process_id, read, square
 from tests.server.test_serve import serving
 
 PROMPT = "The cat sat on the mat because the cat was tired, and the dog"
 SHOWN = "return document.getElementById('found')?.dataset.shown"
-
-
-def inspector_process_id(server_process_id: int) -> int | None:
-    """Of the inspector that runs, which a thread of the server has started."""
-    threads = Path(f"/proc/{server_process_id}/task").glob("*/children")
-    for child in " ".join(thread.read_text() for thread in threads).split():
-        if b"server.dashboard.inspection_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
-    return None
 
 
 def open_page(browser, url: str) -> None:
