@@ -48,6 +48,7 @@ _SWITCHES = frozenset(
 )
 _LISTS = ("served_model_name", "api_key", "allowed_origins", "allowed_methods", "allowed_headers")
 _SECRETS = ("api_key", "admin_api_key")
+_HIDDEN = (*_SECRETS, "otlp_traces_endpoint")  # whose values no error shows; a URL may hold a password
 
 Names = Annotated[tuple[str, ...], NoDecode]  # from the environment: separated by commas, not JSON
 
@@ -348,7 +349,7 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
         else:
             name = f"{field} in {path}"
         value = flags.get(field, env.get(field, file.get(field)))
-        raise SettingsError(sentence_of(name, details, secret=field in _SECRETS, value=value)) from None
+        raise SettingsError(sentence_of(name, details, secret=field in _HIDDEN, value=value)) from None
 
 
 def client_api_key() -> str | None:

@@ -72,7 +72,11 @@ class _Clock:
 
 
 class HumanFormatter(logging.Formatter):
-    """Time, level, logger and sentence, and the request if it belongs to one; a stack trace on lines after it."""
+    """Time, level, logger and sentence, and the request if it belongs to one.
+
+    Whatever has line breaks, such as a stack trace, goes on in lines that are indented, with control characters
+    escaped: no request can bring words that pass for a line of their own.
+    """
 
     def __init__(self) -> None:
         """Times are local, with their distance to UTC."""
@@ -82,6 +86,11 @@ class HumanFormatter(logging.Formatter):
     def usesTime(self) -> bool:  # noqa: N802  # logging's name
         """It is written here, where it costs less."""
         return False
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and those that go on with it."""
+        text = super().format(record)
+        return text if text.isprintable() else "\n    ".join(map(_printable, text.splitlines()))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         """The line without a stack trace."""
@@ -130,6 +139,12 @@ class JsonFormatter(logging.Formatter):
             return self._encoder.encode(line).decode()
         except (UnicodeError, OverflowError, TypeError):  # half a character of two, a huge number
             return json.dumps(line, default=str)
+
+
+def _printable(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def _log_what_nobody_catches() -> None:

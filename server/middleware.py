@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,11 +28,14 @@ if TYPE_CHECKING:
     from server.tracing import RequestSpan, Tracing
 
 LIVENESS_PATH = "/health/live"
+# Open to everyone, since kubelets and load balancers cannot send a key: they tell a word about the server, and no more.
+HEALTH_PATHS = frozenset({"/health", "/health/ready", LIVENESS_PATH})
 REQUEST_ID_HEADER = "x-request-id"
 MESSAGES_REQUEST_ID_HEADER = "request-id"  # as Anthropic's clients look for it
 _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 ADMIN_PATHS = frozenset({"/metrics"})
+_PLAIN_IN_PATHS = "/:@!$&()*+,;=~"  # beside letters and digits
 _QUIET_PREFIXES = ("/health", "/metrics", DASHBOARD_PATH)  # asked all the time
 
 access_logger = logging.getLogger("octavo.access")
@@ -48,7 +52,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401 or 403. The holder's name is in the scope's state, as `key_name`."""
-        if scope["type"] != "http" or (path := _route_path(scope)) == LIVENESS_PATH or is_page_path(path):
+        if scope["type"] != "http" or (path := _route_path(scope)) in HEALTH_PATHS or is_page_path(path):
             await self._app(scope, receive, send)
             return
         key = _given_key(Headers(scope=scope), path)
@@ -211,7 +215,7 @@ class Observation:
         num_sent += 0 if writer is None else writer.num_bytes
         self._metrics.http.observe(HttpRecord(handler, method, status, seconds, num_received, num_sent))
         level = logging.DEBUG if handler.startswith(_QUIET_PREFIXES) else logging.INFO
-        path = scope["path"][:256].encode("unicode_escape").decode("ascii")  # a line break in a path stays in its line
+        path = quote(scope["path"][:256], _PLAIN_IN_PATHS, errors="replace")  # no space in it begins another field
         key_name = scope["state"].get("key_name")
         holder = "" if key_name is None else f" key={key_name}"
         trace = scope["state"].get("trace")

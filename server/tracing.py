@@ -28,6 +28,8 @@ logger = logging.getLogger("octavo.tracing")
 _TRACES_PATH = "/v1/traces"  # OTLP over HTTP, for an endpoint that is given without a path
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _QUEUE_LOGGER = "opentelemetry.sdk._shared_internal"
+_HEADERS_LOGGER = "opentelemetry.util.re"
+_CALLERS_LOGGERS = ("opentelemetry.baggage.propagation", "opentelemetry.trace.span")  # of headers that make no sense
 _LEAST_ERROR, _LEAST_SERVER_ERROR = 400, 500  # of HTTP; the first are the callers'
 
 
@@ -124,9 +126,11 @@ class WatchedExporter(SpanExporter):
     """Says once that spans cannot be sent, and once that they can again: the SDK says it of each try."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
-        """Silence the SDK's own words; `endpoint` stands in ours."""
+        """Silence the SDK's own words; `endpoint` stands in ours, without what may be a password or a token."""
         self._exporter = exporter
-        self._endpoint = _without_password(endpoint)
+        parts = urlsplit(endpoint)
+        self._endpoint = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+        self._secrets = [text for text in (parts.netloc.rpartition("@")[0], parts.query) if text]
         self._reasons: list[str] = []  # of the SDK, for the spans that are being sent
         self._num_lost = 0  # since the last that were taken
         self._queue_was_full = False
@@ -140,6 +144,8 @@ class WatchedExporter(SpanExporter):
         if result is not SpanExportResult.SUCCESS:
             if not self._num_lost:
                 reason = self._reasons[0] if self._reasons else "the exporter gave no reason"
+                for secret in self._secrets:
+                    reason = reason.replace(secret, "***")
                 logger.warning("Spans cannot be sent to %s and are lost until they can: %s", self._endpoint, reason)
             self._num_lost += len(spans)
         elif self._num_lost:
@@ -171,6 +177,9 @@ class WatchedExporter(SpanExporter):
 
 def start_tracing(endpoint: str) -> Tracing:
     """Trace requests, and send the spans in batches to a collector at this http or https URL."""
+    logging.getLogger(_HEADERS_LOGGER).addFilter(_hide_header)
+    for name in _CALLERS_LOGGERS:  # anybody could fill the log with them
+        logging.getLogger(name).setLevel(logging.ERROR)
     url = traces_url(endpoint)
     return Tracing(BatchSpanProcessor(WatchedExporter(OTLPSpanExporter(endpoint=url), url)))
 
@@ -181,9 +190,14 @@ def traces_url(endpoint: str) -> str:
     return endpoint if parts.path.strip("/") else urlunsplit(parts._replace(path=_TRACES_PATH))
 
 
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def _hide_header(record: logging.LogRecord) -> bool:
+    """The SDK would say what it cannot read, which may be a key."""
+    record.args = ()
+    record.msg = (
+        "OTEL_EXPORTER_OTLP_HEADERS or OTEL_EXPORTER_OTLP_TRACES_HEADERS has an entry that is not name=value, both "
+        "percent-encoded; it is left out."
+    )
+    return True
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -81,8 +81,23 @@ def test_lines_for_people_keep_their_form():
     lines = spoken("human")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} INFO octavo\.test: plain 1", lines[0])
     assert "Loading weights ..." in lines, "for whoever starts the server: without a time"
-    assert lines[-1] == "RuntimeError: the end"
+    assert lines[-1] == "    RuntimeError: the end"
     assert not any("not asked for" in line for line in lines)
+
+
+def test_a_line_for_people_cannot_be_forged():
+    forged = "odd\n2026-01-31T12:00:00+0000 INFO octavo.access: GET / 200\r\x1b[2J\u2028\u00e9 \ud800\x85end"
+    line = HumanFormatter().format(record("said", msg=forged))
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        trace = HumanFormatter().format(record("said", exc_info=sys.exc_info()))
+    for text in (line, trace):
+        first, *others = text.split("\n")
+        assert first.partition(" ")[2].startswith("INFO octavo.test: ")
+        assert others
+        assert all(other.startswith("    ") and other.isprintable() for other in others)
+        assert "\u00e9" in text
 
 
 def record(message: object, **fields: object) -> logging.LogRecord:

@@ -10,8 +10,9 @@ from server.messages import EngineStats
 from tests.server.doubles import FakeEngine, client_of, make_app, says
 
 _ROUTES = [
-    ("GET", "/health/ready"),
-    ("GET", "/health"),
+    ("GET", "/health/live/"),
+    ("GET", "/health/other"),
+    ("GET", "/healthy"),
     ("GET", "/metrics"),
     ("GET", "/version"),
     ("GET", "/v1/models"),
@@ -54,7 +55,7 @@ async def test_models_are_listed_while_the_engine_loads():
 
 
 @pytest.mark.parametrize(("method", "path"), _ROUTES)
-async def test_every_route_but_liveness_needs_a_key(method, path):
+async def test_every_route_but_health_needs_a_key(method, path):
     async with client_of(make_app(FakeEngine(), api_key=("one", "zw\u00f6lf"))) as client:
         for header in (None, "Bearer", "Bearer ", "Bearer two", "Bearer onee", "Basic one", "one", "Bearer one two"):
             response = await client.request(method, path, headers={} if header is None else {"Authorization": header})
@@ -64,7 +65,25 @@ async def test_every_route_but_liveness_needs_a_key(method, path):
         for key in ("Bearer one", "bearer one", "Bearer zw\u00f6lf"):
             response = await client.request(method, path, headers={"Authorization": key.encode()})
             assert response.status_code != 401
-        assert (await client.get("/health/live")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+@pytest.mark.parametrize(
+    "keys", [{"api_key": ("one",)}, {"admin_api_key": "root"}, {"api_key": ("a",), "admin_api_key": "b"}]
+)
+async def test_health_needs_no_key_and_tells_nothing_else(path, keys):
+    """As load balancers and kubelets ask, which have none."""
+    engine = FakeEngine()
+    async with client_of(make_app(engine, **keys)) as client:
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            answer = await client.get(path, headers=headers)
+            assert (answer.status_code, list(answer.json())) == (200, ["status"])
+            assert (await client.head(path, headers=headers)).status_code == 200
+        engine.info = None
+        answer = await client.get(path)
+        expected = (200, {"status": "live"}) if path == "/health/live" else (503, {"status": "loading"})
+        assert (answer.status_code, answer.json()) == expected
+        assert (await client.post(path)).status_code == 405
 
 
 async def test_request_ids_go_in_and_out(caplog):
@@ -80,7 +99,7 @@ async def test_request_ids_go_in_and_out(caplog):
     lines = [record.getMessage() for record in caplog.records]
     assert "GET /v1/models 200" in lines[0]
     assert "id=abc-1" in lines[0]
-    assert "GET /nothing\\r\\nhere 404" in lines[-1]
+    assert "GET /nothing%0D%0Ahere 404" in lines[-1]
 
 
 async def metrics_of(client) -> dict:

@@ -52,6 +52,18 @@ async def test_an_answer_leaves_two_lines_with_its_ids_and_its_trace(log):
     assert current_request.get() is None
 
 
+async def test_no_part_of_a_request_passes_for_a_field_of_its_line(caplog):
+    caplog.set_level("INFO")
+    odd = "/a%20200%201.0%20ms%20id=fake%20key=admin%0A%1B%C3%A9%25"
+    async with client_of(make_app(FakeEngine())) as client:
+        await client.get(odd, headers={"x-request-id": "two words"})
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "octavo.access"]
+    method, path, status, _, unit, request_id = line.split(" ")
+    assert (method, path, status, unit) == ("GET", odd, "404", "ms")
+    assert request_id.startswith("id=")
+    assert "fake" not in request_id
+
+
 @pytest.mark.parametrize(
     "traceparent", ["", "00-1-2-01", f"00-{'0' * 32}-{'b' * 16}-01", f"ff-{'a' * 32}-{'b' * 16}-01"]
 )

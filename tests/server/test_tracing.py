@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -15,7 +16,7 @@ from server.engine_errors import RequestDropped
 from server.log_lines import current_request
 from server.settings_error import SettingsError
 from server.span_attributes import phases_of
-from server.tracing import Tracing, WatchedExporter, traces_url
+from server.tracing import Tracing, WatchedExporter, start_tracing, traces_url
 from tests.server.doubles import FakeEngine, byte_tokenizer, client_of
 
 TRACE_ID, PARENT_ID = "a" * 32, "b" * 16
@@ -312,6 +313,37 @@ async def test_a_collector_that_is_down_is_said_once_and_harms_no_request(caplog
         "Spans reach http://collector:4318/v1/traces again; 2 could not be sent.",
         "Spans cannot be sent to http://collector:4318/v1/traces and are lost until they can: Transient error refused.",
     ]
+
+
+@pytest.mark.parametrize("port", [1, 99999])  # where nobody listens, and none at all
+def test_no_secret_of_the_collectors_address_is_said(caplog, port):
+    url = f"http://me:hush@127.0.0.1:{port}/v1/traces?token=hist"
+    WatchedExporter(OTLPSpanExporter(endpoint=url, timeout=0.5), url).export([])
+    assert f"http://127.0.0.1:{port}/v1/traces" in caplog.text
+    assert not any(secret in caplog.text for secret in ("hush", "hist"))
+
+
+def test_no_secret_of_a_variable_that_is_mistaken_is_said(caplog, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key: hush")
+    start_tracing("http://127.0.0.1:1").close(5.0)
+    assert [record.name for record in caplog.records] == ["opentelemetry.util.re"]
+    assert "OTEL_EXPORTER_OTLP_HEADERS" in caplog.text
+    assert "hush" not in caplog.text
+    with pytest.raises(SettingsError) as refused:
+        load_settings({"otlp_traces_endpoint": "grpc://me:hush@collector"})
+    assert "hush" not in str(refused.value)
+
+
+def test_mistakes_in_callers_headers_are_not_the_operators(caplog):
+    tracing = start_tracing("http://127.0.0.1:1")
+    headers = [
+        (b"traceparent", CALLER["traceparent"].encode()),
+        (b"tracestate", b"!!"),
+        (b"baggage", b"no\xe9 baggage"),
+    ]
+    tracing.begin({"type": "http", "method": "GET", "path": "/v1/models", "headers": headers})
+    tracing.close(5.0)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
