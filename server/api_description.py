@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from server.middleware import ADMIN_PATHS, LIVENESS_PATH, takes_x_api_key
+from server.middleware import ADMIN_PATHS, HEALTH_PATHS, LIVENESS_PATH, takes_x_api_key
 from server.protocol import messages_answers, models, request_reports, response_objects, responses, tokenization
 from server.protocol.embeddings import Embedding, EmbeddingList
 from server.protocol.messages_answers import MESSAGES_PATH, OVERLOADED, is_messages_path
@@ -160,6 +160,8 @@ def _responses(path: str, operation: dict[str, Any], schemas: Mapping[type, dict
         without.add("504")
     if "requestBody" not in operation and not operation.get("parameters"):
         without |= {"400", "404"}
+    if path in HEALTH_PATHS:
+        without |= {"401", "403"}
     for status in sorted(_STATUSES.keys() - without):
         schema = schemas[Status] if status == "503" and answer is _STATUS else error
         told = str(OVERLOADED) if status == "503" and is_messages_path(path) else status
@@ -187,7 +189,7 @@ def _event(kinds: tuple[type[msgspec.Struct], ...], schemas: Mapping[type, dict[
 
 def _security(path: str, *, needs_key: bool, has_admin_key: bool) -> list[dict[str, list[str]]]:
     """Any one of these opens the route; none: it is open."""
-    if path == LIVENESS_PATH or not (needs_key or (has_admin_key and path in ADMIN_PATHS)):
+    if path in HEALTH_PATHS or not (needs_key or (has_admin_key and path in ADMIN_PATHS)):
         return []
     return [{"bearer": []}, *([{"x-api-key": []}] if takes_x_api_key(path) else [])]
 

@@ -16,7 +16,7 @@ router = APIRouter(tags=["operations"])
 @router.head(LIVENESS_PATH)
 @router.get(LIVENESS_PATH)
 async def live() -> dict[str, str]:
-    """The event loop answers. Needs no key."""
+    """The event loop answers. Asked without a key."""
     return {"status": "live"}
 
 
@@ -25,7 +25,7 @@ async def live() -> dict[str, str]:
 @router.get("/health/ready")
 @router.get("/health")
 async def ready(edge: CurrentEdge) -> Response:
-    """The model is loaded, the engine was heard from lately, and new requests are taken."""
+    """The model is loaded, the engine was heard from lately, and new requests are taken. Asked without a key."""
     return JSONResponse({"status": "ready"}) if edge.engine.ready else _not_ready(edge)
 
 

@@ -48,7 +48,7 @@ async def test_the_admin_key_opens_everything_and_alone_the_metrics():
     async with client_of(make_app(FakeEngine(), api_key=("alice:a",), admin_api_key="root")) as client:
         statuses = {
             (path, key): (await client.get(path, headers=bearer(key))).status_code
-            for path in ("/metrics", "/v1/models", "/health")
+            for path in ("/metrics", "/v1/models", "/version")
             for key in ("a", "root", "x")
         }
         forbidden = (await client.get("/metrics", headers=bearer("a"))).json()["error"]
@@ -59,9 +59,9 @@ async def test_the_admin_key_opens_everything_and_alone_the_metrics():
         ("/v1/models", "a"): 200,
         ("/v1/models", "root"): 200,
         ("/v1/models", "x"): 401,
-        ("/health", "a"): 200,
-        ("/health", "root"): 200,
-        ("/health", "x"): 401,
+        ("/version", "a"): 200,
+        ("/version", "root"): 200,
+        ("/version", "x"): 401,
     }
     assert (forbidden["type"], forbidden["code"]) == ("permission_error", "permission_denied")
 
@@ -81,7 +81,8 @@ async def test_a_prefix_opens_nothing(path):
         assert (await client.get(path)).status_code == 401
         assert (await client.get(path, headers=bearer("a"))).status_code == 403
         assert (await client.get(path, headers=bearer("root"))).status_code == 200
-        assert (await client.get("/llm/health/live")).status_code == 200
+        for health in ("/health", "/health/live", "/health/ready"):
+            assert (await client.get(f"/llm{health}")).status_code == 200
         assert (await client.get("/llm/v1/models")).status_code == 401
         assert (await client.get("/llm/v1/models", headers=bearer("a"))).status_code == 200
 

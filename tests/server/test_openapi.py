@@ -15,7 +15,7 @@ from schemathesis.core.failures import Failure, FailureGroup
 from scheduler.output import SequenceFailure
 from server.tool_parsers.formats import HERMES
 from tests.server.chat_templates import QWEN_TOOLS
-from tests.server.doubles import FakeEngine, byte_tokenizer, make_app, says
+from tests.server.doubles import FakeEngine, byte_tokenizer, client_of, make_app, says
 from tests.server.example_bodies import BODIES
 from tests.server.test_tool_parsers import write
 
@@ -188,3 +188,13 @@ def test_every_route_is_described():
     }
     assert ("/tokenize", "POST") in served
     assert served == described
+
+
+async def test_a_route_is_described_as_open_where_it_is():
+    app = make_app(FakeEngine(), api_key=("a",), admin_api_key="b")
+    async with client_of(app) as client:
+        for path, item in app.openapi()["paths"].items():
+            for method, operation in item.items():
+                answer = await client.request(method, path)
+                assert (answer.status_code != 401) == (operation["security"] == []), path
+                assert ("401" in operation["responses"]) == (operation["security"] != []), path
