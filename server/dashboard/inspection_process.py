@@ -156,17 +156,15 @@ def _layer_shapes(inspection: Inspection, layer: int) -> LayerShapes:
     qkv = decoder.layers[layer].attention.qkv
     w_q, w_k, w_v = ([num_outputs, qkv.weight.shape[1]] for num_outputs in qkv.out_features)
     count = inspection.num_computed
-    view = inspection.head(layer, 0)
-    num_q_heads = inspection.queries.shape[2]
-    num_kv_heads = inspection.kv_layers[layer].key.shape[1]
+    keys, values = (cache.shape for cache in (inspection.kv_layers[layer].key, inspection.kv_layers[layer].value))
     return LayerShapes(
         x=list(inspection.inputs[layer, :count].shape),
         w_q=w_q,
         w_k=w_k,
         w_v=w_v,
-        q=[count, num_q_heads, view.query.shape[1]],
-        k=[count, num_kv_heads, view.key.shape[1]],
-        v=[count, num_kv_heads, view.value.shape[1]],
+        q=list(inspection.queries[layer, :count].shape),
+        k=[count, keys[1], keys[3]],  # of [num_blocks, num_kv_heads, block_size, head_dim]
+        v=[count, values[1], values[3]],
         sliding_window=decoder.config.layers[layer].sliding_window,
         rope=decoder.rope_of_layer[layer],
     )
@@ -176,7 +174,7 @@ def load(setup: InspectorSetup) -> InspectorModel:
     """A copy of the model as it is served. Raises NotEnoughMemory, ModelError, BackendUnavailableError."""
     config = setup.config
     path = Path(config.model_path)
-    most = MAX_PROMPT_TOKENS + MAX_TOKENS
+    most = -(-(MAX_PROMPT_TOKENS + MAX_TOKENS) // config.block_size) * config.block_size
     more = _SPARE_BYTES + _MAX_KEPT_BYTES + record_bytes(read_config(path), most)
     packed = None
     if config.home is not None:
@@ -188,10 +186,11 @@ def load(setup: InspectorSetup) -> InspectorModel:
 
 
 def _receive_all(connection: socket.socket, codec: MessageCodec, questions: "queue.SimpleQueue[Question]") -> None:
-    with suppress(ConnectionError):
+    try:
         while (question := codec.receive(connection)) is not None:
             questions.put(question)  # type: ignore[arg-type]  # the codec decodes Question alone
-    os._exit(0)  # whatever the other thread is at: nobody waits for it
+    finally:
+        os._exit(0)  # whatever the other thread is at: nobody waits for it
 
 
 def _answer(model: InspectorModel, question: Question) -> Answer:
