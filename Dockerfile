@@ -69,13 +69,13 @@ FROM ${PYTHON_IMAGE}
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 
 ARG VARIANT=cpu
-# Triton compiles a launcher for each kernel with the machine's C compiler.
+# Process 1 gets no signal that it does not ask for, and Python asks only once it has begun: tini passes them on. Triton
+# compiles a launcher for each kernel with the machine's C compiler.
 # hadolint ignore=DL3008
-RUN if [ "${VARIANT}" = cuda ]; then \
-      apt-get update \
-      && apt-get install --yes --no-install-recommends gcc libc6-dev \
-      && rm -rf /var/lib/apt/lists/*; \
-    fi \
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends tini \
+ && if [ "${VARIANT}" = cuda ]; then apt-get install --yes --no-install-recommends gcc libc6-dev; fi \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin \
  && groupadd --gid 10001 octavo \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /cache --shell /usr/sbin/nologin octavo \
  && install -d -o 10001 -g 0 -m 0775 /cache
@@ -108,4 +108,5 @@ USER 10001:10001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
   CMD ["/opt/octavo/bin/python", "-I", "/opt/octavo/healthcheck.py"]
-ENTRYPOINT ["octavo", "serve"]
+# 143 is an end by SIGTERM before the server has begun, which is what was wanted.
+ENTRYPOINT ["tini", "-e", "143", "--", "octavo", "serve"]

@@ -1,7 +1,7 @@
 """Tells whether the server in this container is ready: exit code 0, or 1 and a line that says why not.
 
 `python healthcheck.py [--live]`; with --live it is enough that the event loop answers. Address and key are those that
-the server was started with: the flags of process 1, the variables, the settings file, in this order. Standard library
+the server was started with: the flags that process 1 was given, the variables, the settings file, in this order. Standard library
 only, and nothing of ours: it runs every few seconds, beside what it asks.
 """
 
