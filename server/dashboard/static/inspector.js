@@ -51,7 +51,7 @@ found.append(
 document.getElementById("main").replaceChildren(
   el("h1", {}, "Inspector"),
   el("p", {}, "Looks at one prompt from the inside: how the model turns it into queries, keys and values, what each token attends to, and how the KV cache grows. " +
-    "It computes in a process of its own with few threads and low priority, so the server's requests are not held up."),
+    "It computes beside the server's requests, in a process of its own with few threads and a low priority."),
   notice.element,
   el("form", { class: "card", onsubmit: (event) => { event.preventDefault(); run(); } },
     el("label", { class: "wide" }, "Prompt", prompt),
