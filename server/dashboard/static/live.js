@@ -1,6 +1,6 @@
 // The page "Live": asks for the server's state once a second while it is seen, and shows it.
 
-import { ApiError, onKeyChange, requestBytes, requestJson } from "./api.js";
+import { ApiError, getKey, onKeyChange, requestBytes, requestJson } from "./api.js";
 import { LineChart } from "./chart.js";
 import { el, setText } from "./dom.js";
 import { bytes, count, duration, percent } from "./format.js";
@@ -84,7 +84,7 @@ async function watch() {
   } catch (error) {
     if (watch.turn !== turn) return;
     if (!(error instanceof ApiError)) throw error;
-    notice.show(error.status === 401 ? "This server needs its admin key: enter it above to see what it does." : error.message);
+    notice.show(error.status === 401 ? explainKey() : error.message);
     if (error.status === 401 || error.status === 403) return; // until another key is entered
   }
   timer = setTimeout(watch, SECONDS * 1000);
@@ -102,6 +102,11 @@ async function newestPool() {
   if (buffer.byteLength) known = new PoolPicture(buffer);
   nextPool = performance.now() + 1000 * (known.secondsUntilNext - SECONDS / 2);
   return known;
+}
+
+function explainKey() {
+  const wanted = "enter its admin key above to see what it does.";
+  return getKey() === "" ? `This server needs a key: ${wanted}` : `This is not a key of this server: ${wanted}`;
 }
 
 function whyNotReady(live) {

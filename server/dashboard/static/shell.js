@@ -1,6 +1,6 @@
 // The frame of every page: skip link, name, navigation, the key field and how the server is. Knows no page's content.
 
-import { getKey, onKeyChange, request, setKey } from "./api.js";
+import { getKey, request, setKey } from "./api.js";
 import { el, setText } from "./dom.js";
 
 const PAGES = [
@@ -57,25 +57,19 @@ function keyForm() {
   );
 }
 
-function watchReadiness(status) {
-  let timer = 0;
-  const look = async () => {
-    clearTimeout(timer);
-    const [text, state] = await readiness();
-    setText(status, text);
-    status.dataset.state = state;
-    timer = setTimeout(look, READINESS_MS);
-  };
-  onKeyChange(look);
-  look();
+async function watchReadiness(status) {
+  const [text, state] = await readiness();
+  setText(status, text);
+  status.dataset.state = state;
+  setTimeout(() => watchReadiness(status), READINESS_MS);
 }
 
+/** Needs no key. */
 async function readiness() {
   try {
     await request("health/ready");
     return ["ready", "ready"];
   } catch (error) {
-    if (error.status === 401) return ["needs a key", "bad"];
     return [error.status === 503 ? "not ready" : "no answer", "bad"];
   }
 }
