@@ -1,6 +1,6 @@
 """Runs the pod of overlays/cpu for real, without a cluster: `run_pod.py --image octavo:0.1.0`, by podman's `kube play`.
 
-Readiness by the probe's own command, keys, who it runs as, what it may write to, draining, and a second start with the
+Readiness as the probe asks for it, keys, who it runs as, what it may write to, draining, and a second start with the
 first one's cache. Prints a table; ends with 1 if a check fails, with 2 where a tool is missing. Needs root. What podman
 cannot do is put in another way: Secrets, claims made with the pod, and the pause before SIGTERM.
 """
@@ -50,7 +50,7 @@ class Failed(RuntimeError):
 class Pod:
     """One that runs."""
 
-    probe: tuple[str, ...]  # the readiness probe's command
+    probe: str  # the readiness probe's path
     grace_seconds: int  # from SIGTERM to SIGKILL
     user: str
     url: str
@@ -116,7 +116,7 @@ def playing(image: str, models: Path) -> Iterator[Pod]:
     [spec] = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment"]
     user = "{runAsUser}:{runAsGroup}".format(**spec["securityContext"])
     [container] = spec["containers"]
-    probe = tuple(container["readinessProbe"]["exec"]["command"])
+    probe = container["readinessProbe"]["httpGet"]["path"]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump_all(objects, file)
         file.flush()
@@ -132,11 +132,21 @@ def playing(image: str, models: Path) -> Iterator[Pod]:
 # --- the checks: each returns what it saw, and raises Failed ---
 
 
+def probed(pod: Pod) -> tuple[bool, str]:
+    """Whether the readiness probe would succeed, and what it is told."""
+    try:
+        with pod.client(None) as client:
+            answer = client.get(pod.probe)
+    except httpx.HTTPError as error:  # it does not listen yet
+        return False, str(error)
+    return answer.is_success, f"{answer.status_code} {answer.text}"
+
+
 def becomes_ready(pod: Pod) -> str:
-    """The readiness probe's command, until it succeeds."""
+    """What the readiness probe asks for, without a key, until the answer is 200."""
     begin = time.monotonic()
     while True:
-        is_ready, said = attempt("podman", "exec", CONTAINER, *pod.probe)
+        is_ready, said = probed(pod)
         seconds = time.monotonic() - begin
         if is_ready:
             return f"after {seconds:.0f} s: {said}"

@@ -30,6 +30,7 @@ def read(path):
 DEPLOYMENT, SERVICE = read("base/deployment.yaml"), read("base/service.yaml")
 POD = DEPLOYMENT["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 MONITOR, SCALER = (
     read("components/monitoring/servicemonitor.yaml"),
     read("components/autoscaling/horizontalpodautoscaler.yaml"),
@@ -89,23 +90,31 @@ def test_ports_agree():
     assert str(port["containerPort"]) == SETTINGS["OCTAVO_PORT"]
     assert f"\nEXPOSE {port['containerPort']}\n" in DOCKERFILE
     [exposed] = SERVICE["spec"]["ports"]
-    assert exposed["targetPort"] == CONTAINER["livenessProbe"]["httpGet"]["port"] == port["name"]
+    assert exposed["targetPort"] == port["name"]
+    assert {CONTAINER[probe]["httpGet"]["port"] for probe in PROBES} == {port["name"]}
     assert MONITOR["spec"]["endpoints"][0]["port"] == exposed["name"]
     [rule] = read("base/networkpolicy.yaml")["spec"]["ingress"]
     assert rule["ports"] == [{"port": port["name"]}]
 
 
 async def test_probes_ask_for_what_there_is():
-    """Liveness without a key, because kubelet has none; readiness by the image's own check, which finds one."""
-    app = make_app(FakeEngine(), api_key=("secret",))
-    async with client_of(app) as client:
-        assert (await client.get(CONTAINER["livenessProbe"]["httpGet"]["path"])).status_code == 200
+    """Without a key, because kubelet has none."""
+    engine = FakeEngine()
+    async with client_of(make_app(engine, api_key=("secret",))) as client:
+        for statuses in ((200, 200, 200), (503, 503, 200)):
+            asked = [await client.get(CONTAINER[probe]["httpGet"]["path"]) for probe in PROBES]
+            assert tuple(answer.status_code for answer in asked) == statuses
+            engine.info = None  # it loads
         assert (await client.get(MONITOR["spec"]["endpoints"][0]["path"])).status_code == 401
         key = {"Authorization": "Bearer secret"}
         assert (await client.get(MONITOR["spec"]["endpoints"][0]["path"], headers=key)).status_code == 200
-    for probe in ("startupProbe", "readinessProbe"):
-        command = CONTAINER[probe]["exec"]["command"]
-        assert ", ".join(f'"{part}"' for part in command) in DOCKERFILE  # as the HEALTHCHECK has it
+
+
+def test_busy_processors_are_no_reason_to_kill_a_pod():
+    for name in PROBES:
+        assert CONTAINER[name]["timeoutSeconds"] >= 5  # of Kubernetes itself, 1
+    liveness = CONTAINER["livenessProbe"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 120
 
 
 def test_the_startup_probe_gives_up_before_the_rollout_does():
