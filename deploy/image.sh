@@ -41,7 +41,7 @@ url=http://127.0.0.1:$port
 remove_containers() {
   local names
   names=$("$engine" ps -aq --filter "name=$run_id" 2> /dev/null)
-  [[ -z $names ]] || xargs "$engine" rm --force <<< "$names" > /dev/null 2>&1
+  [[ -z $names ]] || xargs "$engine" rm --force --volumes <<< "$names" > /dev/null 2>&1
 }
 
 clean_up() {
