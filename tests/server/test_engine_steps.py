@@ -1,6 +1,7 @@
 """The engine's loop over the real scheduler and the scheduler tests' fake runner: in turn, and one step ahead."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -9,9 +10,10 @@ from scheduler.admission import RequestRefused
 from scheduler.config import SchedulerConfig
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
+from server import engine as engine_module
 from server.engine import Engine
 from server.messages import EngineInfo, Submit
-from server.step_clock import STEP_PARTS
+from server.step_clock import STEP_PARTS, StepClock
 from server.token_ids import TokenIds
 from tests.scheduler.fake_runner import VOCAB_SIZE, FakeRunner, expected_tokens
 
@@ -84,6 +86,18 @@ def test_both_loops_give_every_token_and_leave_a_whole_pool(settings, most_in_fl
     assert sum(stats.step_token_counts) == stats.num_steps
     assert stats.num_step_tokens >= stats.num_prompt_tokens - stats.num_prefix_hits + stats.num_recomputed_tokens
     assert all(stats.step_seconds[part] > 0 for part in STEP_PARTS)
+
+
+@pytest.mark.parametrize("settings", [{}, {"async_scheduling": True}])
+def test_an_idle_engine_spends_no_time_between_steps(monkeypatch, settings):
+    now = 0.0
+    monkeypatch.setattr(engine_module, "StepClock", partial(StepClock, lambda: now))
+    engine = build(**settings)
+    for name in ("a", "b"):
+        serve(engine, {name: ([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))})
+        engine.take_rejected()  # as the loop does before it waits
+        now += 1000.0
+    assert sum(engine.stats.step_seconds.values()) == 0
 
 
 @pytest.mark.parametrize("num_steps", range(1, 6))
