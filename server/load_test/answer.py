@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from server.load_test.client import error_text
-from server.load_test.exchange_errors import ExchangeFailed
+from server.load_test.exchange_errors import ExchangeFailed, error_text
 
 _MOST_ERROR_BYTES = 4096
 _NO_STREAMS = ("application/json", "text/html")  # other types, and none, are streams that somebody named carelessly

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from server.load_test.connection import ClosedUnanswered, Connection, TakePiece
-from server.load_test.exchange_errors import ExchangeFailed
+from server.load_test.exchange_errors import ExchangeFailed, error_text
 
 _MOST_KEPT_BYTES = 4096  # of an answer that is no success
 
@@ -185,16 +185,3 @@ class Client:
             Connection, address, self.target.port, ssl=self._tls, server_hostname=server_name
         )
         return connection
-
-
-def error_text(body: bytes) -> str:
-    """What the body of an answer says of its error, shortened for one line."""
-    text = body.decode("utf-8", "replace")
-    try:
-        error = json.loads(text)
-        error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except ValueError:
-        pass  # not JSON: shown as it is
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else text[:297] + "..."

@@ -16,17 +16,15 @@ import uvloop
 from rich.console import Console
 
 from scheduler.simulate.traces import UnreadableTrace
-from server.load_test.calibration import Calibration, ask, calibrate
 from server.load_test.client import BadUrl, Client, read_target
 from server.load_test.exchange_errors import ExchangeFailed
 from server.load_test.html_report import build_html
 from server.load_test.load import Load, TooLate
-from server.load_test.meeting import headers_of, meet
 from server.load_test.options import parse
 from server.load_test.plan import Plan
-from server.load_test.planning import BadPlan
+from server.load_test.preparation import counts_words, headers_of, meet, prepare
 from server.load_test.prompt_files import BadPromptFile
-from server.load_test.prompt_maker import PromptMaker
+from server.load_test.prompt_maker import Calibration
 from server.load_test.record import Record
 from server.load_test.request_form import RequestForm
 from server.load_test.result import Result, to_json, write_json
@@ -34,14 +32,13 @@ from server.load_test.screen import Progress, error_table, latency_table, search
 from server.load_test.search import Found, find_rate
 from server.load_test.trace_prompts import BadTraceOptions
 from server.load_test.trials import Outcome, Trials
-from server.load_test.workload import Workload, objective_of, workload_of
+from server.load_test.workload import BadPlan, Workload, objective_of, workload_of
 from server.settings_error import SettingsError
 
 DEFAULT_GOAL = 0.9
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-_WARM_UP_TOKENS = (64, 16)  # of a prompt and its answer
 _BUSY_PROCESSORS = 0.8  # of one: from here on the client may be what is measured
 _LATE_SHARE = 0.1  # of the median time to the first token
 _USAGE_ERRORS = (SettingsError, BadUrl, BadPlan, BadPromptFile, BadTraceOptions, UnreadableTrace, TooLate)
@@ -62,15 +59,6 @@ def main(arguments: Sequence[str], prog: str = "octavo load-test") -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-
-
-# What may help where already the first requests fail, by the kind of failure.
-_HINTS = {
-    "http 400": "--no-usage, --max-tokens-field or another --endpoint may help",
-    "http 401": "give --api-key, --api-key-file or OPENAI_API_KEY",
-    "http 403": "the key must open the API",
-    "http 404": "another --endpoint or --model may help",
-}
 
 
 class _Command:
@@ -102,7 +90,7 @@ class _Command:
                 options.temperature,
                 options.extra_body,
             )
-            maker = await self._prepare(client, form)
+            maker = await prepare(client, form, options, str(self._seed))
             trials = Trials(client, form, workload, maker, objective_of(options), self._goal, self._follow)
             self._say(f"{target.url}, model {model}: {workload.source.name}; {workload.describe()}; seed {self._seed}")
             if options.find_rate:
@@ -124,29 +112,6 @@ class _Command:
         self._write(result)  # first: whoever reads what is printed may stop reading
         self._print(result)
         return self._exit_code(result)
-
-    async def _prepare(self, client: Client, form: RequestForm) -> PromptMaker:
-        """Ask the server how it counts, and let it warm up.
-
-        Raises:
-            ExchangeFailed: it does not answer, so that no load makes sense; says what may be done.
-        """
-        options = self._options
-        maker = PromptMaker(str(self._seed), Calibration(), options.endpoint == "chat", options.prompt_ids)
-        num_prompt_tokens, max_tokens = _WARM_UP_TOKENS
-        try:
-            if _counts_words(options):
-                maker = PromptMaker(maker.seed, await calibrate(client, form, maker.seed), maker.is_chat)
-            await asyncio.gather(
-                *(
-                    ask(client, form, maker.whole(num_prompt_tokens, f"warm-up {number}"), max_tokens)
-                    for number in range(options.warm_up)
-                )
-            )
-        except ExchangeFailed as failure:
-            hint = _HINTS.get(failure.kind, "")
-            raise ExchangeFailed(failure.kind, f"{failure.message}{hint and f' ({hint})'}") from None
-        return maker
 
     async def _search(self, trials: Trials) -> Found:
         options = self._options
@@ -205,7 +170,7 @@ class _Command:
             "max_tokens_field": form.max_tokens_field,
             "extra": dict(form.extra),
         }
-        is_guessed = _counts_words(self._options) and not calibration.is_measured
+        is_guessed = counts_words(self._options) and not calibration.is_measured
         uncounted = ("the server did not say how many tokens a prompt has: a word was taken for a token",) * is_guessed
         interrupted = ("the load was interrupted: requests that were open count as failed",) * self._is_interrupted
         return Result(
@@ -262,11 +227,6 @@ class _Command:
 
     def _say(self, text: str) -> None:
         self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _counts_words(options: argparse.Namespace) -> bool:
-    """Whether prompts are made of words, whose tokens the server is asked to count."""
-    return options.prompts is None and options.prompt_ids is None and not options.no_calibrate
 
 
 def _chosen(found: Found, outcomes: Sequence[Outcome]) -> Outcome:

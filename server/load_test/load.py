@@ -19,8 +19,7 @@ from server.load_test.exchange_errors import ExchangeFailed
 from server.load_test.metronome import Metronome
 from server.load_test.plan import Plan, PlannedRequest, PlannedSession
 from server.load_test.record import Record
-from server.load_test.request_form import RequestForm
-from server.load_test.talk import Talk
+from server.load_test.request_form import RequestForm, Talk
 
 _HEAD_START = 0.2  # seconds for the first bodies to be made
 _AHEAD_BYTES = 256 << 20  # bodies that are made before the load begins; the others one ahead

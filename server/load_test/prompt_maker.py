@@ -7,12 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from server.load_test.calibration import Calibration
 from server.load_test.plan import Prompt
 from server.load_test.words import make_token_ids, make_words
 
 _shared_words = lru_cache(maxsize=4096)(make_words)
 _shared_ids = lru_cache(maxsize=4096)(make_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Tokens of a prompt = fixed + per_word * words."""
+
+    fixed: float = 0.0  # of a template, or of a token that begins every text
+    per_word: float = 1.0
+    is_measured: bool = False
+
+    def num_words(self, num_tokens: int) -> int:
+        """Words of a whole prompt of so many tokens, one at least."""
+        return max(1, round((num_tokens - self.fixed) / self.per_word))
+
+    def num_added_words(self, num_tokens: int) -> int:
+        """Words that make a prompt longer by so many tokens, one at least."""
+        return max(1, round(num_tokens / self.per_word))
 
 
 @dataclass(frozen=True, slots=True)

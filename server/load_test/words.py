@@ -1,7 +1,7 @@
 """Text of a wanted number of words for prompts that are made up: the same for the same seed, and alike nowhere else.
 
 The words are common English ones that tokenizers know as one token each, so that words and tokens hardly differ; what
-difference there is, calibration.py measures.
+difference there is, preparation.py measures.
 """
 
 import random

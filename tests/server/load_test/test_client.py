@@ -9,10 +9,10 @@ import time
 import pytest
 
 from server.load_test.answer import Answer
-from server.load_test.calibration import ask, calibrate
-from server.load_test.client import BadUrl, Client, error_text, read_target
+from server.load_test.client import BadUrl, Client, read_target
 from server.load_test.command import main
-from server.load_test.exchange_errors import ExchangeFailed
+from server.load_test.exchange_errors import ExchangeFailed, error_text
+from server.load_test.preparation import ask, calibrate
 from server.load_test.request_form import RequestForm
 from tests.server.load_test.stand_in import stand_in
 

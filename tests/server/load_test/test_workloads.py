@@ -7,13 +7,11 @@ from statistics import fmean
 import pytest
 
 from scheduler.simulate.trace_files import read_trace
-from server.load_test.calibration import Calibration
 from server.load_test.options import parse
-from server.load_test.planning import BadPlan
 from server.load_test.prompt_files import BadPromptFile, read_prompts
-from server.load_test.prompt_maker import PromptMaker
+from server.load_test.prompt_maker import Calibration, PromptMaker
 from server.load_test.trace_prompts import BadTraceOptions
-from server.load_test.workload import workload_of
+from server.load_test.workload import BadPlan, workload_of
 from server.settings_error import SettingsError
 from tests.data_files import DATA_DIR, mt_bench_turns
 
