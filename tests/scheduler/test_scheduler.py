@@ -1,6 +1,8 @@
 """The scheduler against a fake runner that checks every slot: named cases, one for each rule."""
 
+from array import array
 from collections import Counter
+from itertools import islice
 
 import pytest
 
@@ -75,6 +77,35 @@ def test_max_num_seqs_is_the_most_that_run_at_once():
     assert bench.scheduler.stats.num_waiting == 1
     bench.drain()
     bench.assert_all_exact()
+
+
+def test_the_statistics_tell_what_is_shared_cached_and_empty():
+    bench = Bench(block_size=4)
+    bench.add("a", prompt_len=9, n=3, max_tokens=8)
+    bench.add("b", prompt_len=6, max_tokens=3)
+    seen = set()
+    while bench.scheduler.has_unfinished:
+        bench.step()
+        stats, pool = bench.scheduler.stats, bench.scheduler.report_pool()
+        block_ids = array("i", pool.block_ids)
+        holders = Counter(block_ids)
+        tables = iter(block_ids)
+        slots = set()
+        for holder in pool.holders:
+            table = list(islice(tables, holder.num_blocks))
+            slots |= {(table[place // 4], place % 4) for place in range(holder.num_computed_tokens)}
+        assert stats.num_used_blocks == len(holders)
+        assert stats.num_shared_blocks == sum(count > 1 for count in holders.values())
+        assert stats.num_saved_blocks == holders.total() - len(holders)
+        assert stats.num_cached_blocks == sum(pool.is_cached)
+        assert stats.num_evictable_blocks == sum(
+            pool.is_cached[block_id] for block_id in range(64) if block_id not in holders
+        )
+        assert stats.num_empty_slots == 4 * len(holders) - len(slots)
+        seen.add((stats.num_shared_blocks, stats.num_saved_blocks))
+        seen.add((stats.num_cached_blocks, stats.num_evictable_blocks))
+    assert {(2, 4), (3, 0)} <= seen, seen
+    assert 0 < stats.num_evictable_blocks == stats.num_cached_blocks
 
 
 def test_preemption_recomputes_and_changes_no_token():
