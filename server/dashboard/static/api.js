@@ -4,6 +4,8 @@
 const KEY = "octavo-key";
 const ROOT = new URL("../../", import.meta.url); // of the server, whatever a proxy puts before its paths
 const keyChanges = new EventTarget();
+const NO_ANSWER = "The server does not answer. It may have been stopped, or the network is down.";
+let keyOfPage = ""; // where the browser keeps nothing for pages
 
 /** An answer that is not a success, or none at all: `status` is then 0. */
 export class ApiError extends Error {
@@ -17,13 +19,15 @@ export class ApiError extends Error {
 
 /** The key that was entered in this tab, or "". */
 export function getKey() {
-  return sessionStorage.getItem(KEY) ?? "";
+  return storage()?.getItem(KEY) ?? keyOfPage;
 }
 
 /** Keeps a key for this tab; "" forgets it. */
 export function setKey(key) {
-  if (key === "") sessionStorage.removeItem(KEY);
-  else sessionStorage.setItem(KEY, key);
+  const kept = storage();
+  if (kept === null) keyOfPage = key;
+  else if (key === "") kept.removeItem(KEY);
+  else kept.setItem(KEY, key);
   keyChanges.dispatchEvent(new Event("change"));
 }
 
@@ -61,26 +65,26 @@ export async function request(path, { body, signal, headers = {} } = {}) {
     response = await fetch(address(path), options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The server does not answer. It may have been stopped, or the network is down.", 0);
+    throw new ApiError(NO_ANSWER, 0);
   }
   if (!response.ok) throw await asError(response);
   return response;
 }
 
-/** The JSON of an answer. Throws as `request` does. */
-export async function requestJson(path, options) {
-  return await (await request(path, options)).json();
+/** The JSON of an answer that is whole after at most `patience` seconds, where given. Throws as `request` does. */
+export function requestJson(path, options) {
+  return whole(path, options, (response) => response.json());
 }
 
-/** The bytes of an answer, as an ArrayBuffer. Throws as `request` does. */
-export async function requestBytes(path, options) {
-  return await (await request(path, options)).arrayBuffer();
+/** The bytes of an answer, as an ArrayBuffer, likewise. */
+export function requestBytes(path, options) {
+  return whole(path, options, (response) => response.arrayBuffer());
 }
 
 /**
- * The data of a stream's events, parsed as JSON, as they come; ends with [DONE] or the stream.
- * `onResponse` is called with the response before the first of them. Throws as `request` does, and for an event that
- * tells of an error.
+ * The data of a stream's events, parsed as JSON, as they come; ends with [DONE].
+ * `onResponse` is called with the response before the first of them. Throws as `request` does, for an event that
+ * tells of an error, and for a stream that ends without that word.
  */
 export async function* streamEvents(path, { onResponse, ...options } = {}) {
   const response = await request(path, options);
@@ -90,7 +94,7 @@ export async function* streamEvents(path, { onResponse, ...options } = {}) {
   try {
     for (;;) {
       const { done, value } = await reader.read();
-      if (done) return;
+      if (done) throw new ApiError("The connection ended before the answer was complete.", 0);
       text += value;
       const events = text.split("\n\n");
       text = events.pop();
@@ -105,6 +109,33 @@ export async function* streamEvents(path, { onResponse, ...options } = {}) {
     }
   } finally {
     await reader.cancel().catch(() => {}); // the caller has gone, or the stream is over already
+  }
+}
+
+/** What `read` makes of an answer: one that breaks off, or is late, is as none at all. */
+async function whole(path, { patience = 0, signal, ...options } = {}, read) {
+  const controller = new AbortController();
+  const stop = () => controller.abort();
+  const timer = patience ? setTimeout(stop, 1000 * patience) : 0;
+  signal?.addEventListener("abort", stop);
+  if (signal?.aborted) stop();
+  try {
+    return await read(await request(path, { ...options, signal: controller.signal }));
+  } catch (error) {
+    if (error instanceof ApiError || signal?.aborted) throw error;
+    throw new ApiError(NO_ANSWER, 0);
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener("abort", stop);
+  }
+}
+
+/** Of this tab; null where the browser forbids it. */
+function storage() {
+  try {
+    return window.sessionStorage;
+  } catch {
+    return null;
   }
 }
 

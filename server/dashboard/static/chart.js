@@ -9,6 +9,7 @@ const HEIGHT = 132;
 const MARGIN = { left: 52, right: 8, top: 8, bottom: 18 };
 const MIN_SECONDS = 60; // of the horizontal axis; it grows with what there is to show
 const MAX_SECONDS = 300;
+const MAX_GAP = 6; // seconds between two moments that a line connects
 
 /** A chart with one line for each of `series` ([{name, colour: "--series-1"}]); `format` writes its values. */
 export class LineChart {
@@ -22,7 +23,7 @@ export class LineChart {
     this.values = series.map(() => el("b", { class: "numeric" }, "–"));
     this.element = el(
       "figure", { class: "card chart" },
-      el("figcaption", {}, el("h3", {}, title), el("ul", { class: "legend" }, ...series.map((s, i) => this.#entry(s, i)))),
+      el("figcaption", {}, el("h2", {}, title), el("ul", { class: "legend" }, ...series.map((s, i) => this.#entry(s, i)))),
       this.canvas,
     );
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
@@ -33,14 +34,9 @@ export class LineChart {
 
   /** Adds the values of a moment, in the order of the series, and draws. */
   push(time, values) {
+    while (this.points.length && this.points[this.points.length - 1][0] >= time) this.points.pop(); // a clock was set back
     this.points.push([time, ...values]);
     while (this.points[0][0] < time - MAX_SECONDS - 5) this.points.shift();
-    this.draw();
-  }
-
-  /** Forgets everything. */
-  clear() {
-    this.points = [];
     this.draw();
   }
 
@@ -111,8 +107,11 @@ export class LineChart {
     context.lineWidth = 1.75;
     context.beginPath();
     let isDown = false;
+    let before = -Infinity;
     for (const point of this.points) {
       const value = point[place];
+      isDown &&= point[0] - before <= MAX_GAP;
+      before = point[0];
       if (value == null) isDown = false;
       else if (isDown) context.lineTo(x(point[0]), y(value));
       else {

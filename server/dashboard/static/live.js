@@ -1,9 +1,10 @@
 // The page "Live": asks for the server's state once a second while it is seen, and shows it.
 
-import { ApiError, getKey, onKeyChange, requestBytes, requestJson } from "./api.js";
+import { ApiError, getKey, requestBytes, requestJson } from "./api.js";
 import { LineChart } from "./chart.js";
 import { el, setText } from "./dom.js";
 import { bytes, count, duration, percent } from "./format.js";
+import { poll } from "./polling.js";
 import { PoolPicture } from "./pool_picture.js";
 import { PoolView } from "./pool_view.js";
 import { RequestTables } from "./request_tables.js";
@@ -12,6 +13,7 @@ import { Samples } from "./samples.js";
 import { mountShell, noticeArea } from "./shell.js";
 
 const SECONDS = 1;
+const PATIENCE = 15; // seconds, longer than the server waits for its engine
 const RATE_SECONDS = 3; // that a rate is the mean of
 const LATENCY_SECONDS = 15; // whose values make percentiles
 const LONG_SECONDS = 60; // of what is rarer
@@ -20,7 +22,7 @@ mountShell("live");
 
 const samples = new Samples();
 const notice = noticeArea();
-const request = new RequestView((id) => pool.highlight(id));
+const request = new RequestView((id) => pool.highlight(id), () => Date.now() / 1000 + ahead);
 const tables = new RequestTables((id) => request.open(id));
 const pool = new PoolView((id) => request.open(id));
 const facts = el("p", { class: "muted small", id: "facts" });
@@ -41,11 +43,11 @@ const charts = {
     { name: "update", colour: "--series-3" }, { name: "between", colour: "--series-4" },
   ], percent, { max: 1 }),
   losses: new LineChart("Lost each second", [
-    { name: "preempted sequences", colour: "--series-2" }, { name: "evicted blocks", colour: "--series-3" },
-    { name: "tokens computed again", colour: "--series-4" },
+    { name: "preempted", colour: "--series-2" }, { name: "blocks evicted", colour: "--series-3" },
+    { name: "tokens recomputed", colour: "--series-4" },
   ], count),
   cache: new LineChart("KV cache", [
-    { name: "blocks used", colour: "--series-1" }, { name: "prefix tokens found", colour: "--series-3" },
+    { name: "blocks used", colour: "--series-1" }, { name: "prefix hits", colour: "--series-3" },
   ], percent, { max: 1 }),
 };
 
@@ -53,9 +55,9 @@ document.getElementById("main").replaceChildren(
   el("h1", {}, "Live"),
   notice.element,
   el("dl", { class: "tiles" },
-    tile("running", "Running"), tile("waiting", "Waiting"), tile("generated", "Generated tokens", "/s"),
-    tile("firstToken", "First token, median"), tile("interToken", "Between tokens, median"), tile("used", "KV blocks used"),
-    tile("hits", "Prefix tokens found"), tile("preemptions", "Preemptions")),
+    tile("running", "Running"), tile("waiting", "Waiting"), tile("generated", "Generated", "tokens/s"),
+    tile("firstToken", "First token"), tile("interToken", "Between tokens"), tile("used", "KV blocks used"),
+    tile("hits", "Prefix hits"), tile("preemptions", "Preemptions")),
   el("div", { class: "columns" }, ...Object.values(charts).map((chart) => chart.element)),
   pool.element,
   tables.element,
@@ -63,45 +65,45 @@ document.getElementById("main").replaceChildren(
   facts,
 );
 
-let timer = 0;
 let known = null; // the PoolPicture that is shown
-let nextPool = 0; // when there is a newer one
-onKeyChange(watch);
-document.addEventListener("visibilitychange", watch);
-watch();
+let lookedAt = 0; // when, at the earliest, the engine was asked for it
+let ahead = 0; // seconds by which the server's clock is ahead of this machine's
+poll(askLive);
+poll(askPool);
 
-/** Asks now, and once a second from then on, while the page is seen. */
-async function watch() {
-  clearTimeout(timer);
-  if (document.hidden) return;
-  const turn = {};
-  watch.turn = turn;
+async function askLive(signal) {
+  let live;
   try {
-    const [live, picture] = await Promise.all([requestJson("dashboard/data/live"), newestPool()]);
-    if (watch.turn !== turn) return; // another one was begun meanwhile
-    notice.show(live.ready ? "" : whyNotReady(live));
-    show(live, picture);
+    live = await requestJson("dashboard/data/live", { signal, patience: PATIENCE });
   } catch (error) {
-    if (watch.turn !== turn) return;
-    if (!(error instanceof ApiError)) throw error;
+    if (signal.aborted || !(error instanceof ApiError)) throw error;
     notice.show(error.status === 401 ? explainKey() : error.message);
-    if (error.status === 401 || error.status === 403) return; // until another key is entered
+    return isRefused(error) ? null : SECONDS;
   }
-  timer = setTimeout(watch, SECONDS * 1000);
+  notice.show(live.ready ? "" : whyNotReady(live));
+  ahead = live.time - Date.now() / 1000;
+  show(live);
+  return SECONDS;
 }
 
-async function newestPool() {
-  if (known !== null && performance.now() < nextPool) return known;
-  let buffer;
+async function askPool(signal) {
   try {
-    buffer = await requestBytes(`dashboard/data/pool?known=${known?.number ?? 0}`);
+    const buffer = await requestBytes(`dashboard/data/pool?known=${known?.number ?? 0}`, { signal, patience: PATIENCE });
+    if (buffer.byteLength) {
+      known = new PoolPicture(buffer);
+      pool.show(known);
+    }
+    lookedAt = Date.now() / 1000 + ahead - (known?.secondsUntilNext ?? 0);
+    return Math.max(SECONDS, known?.secondsUntilNext ?? 0);
   } catch (error) {
-    if (error.status === 503) return known; // it loads, or is lost for a moment: the rest of the page goes on
-    throw error;
+    if (signal.aborted || !(error instanceof ApiError)) throw error;
+    return isRefused(error) ? null : SECONDS; // the rest of the page says what is the matter
   }
-  if (buffer.byteLength) known = new PoolPicture(buffer);
-  nextPool = performance.now() + 1000 * (known.secondsUntilNext - SECONDS / 2);
-  return known;
+}
+
+/** Without another key there is no other answer. */
+function isRefused(error) {
+  return error.status === 401 || error.status === 403;
 }
 
 function explainKey() {
@@ -115,14 +117,19 @@ function whyNotReady(live) {
   return "The engine does not answer.";
 }
 
-function show(live, picture) {
-  const before = samples.list.length;
+function show(live) {
   samples.add(live);
-  if (before > 1 && samples.list.length === 1) for (const chart of Object.values(charts)) chart.clear();
   if (live.stats) showStats(live);
+  else forgetEngine();
   if (live.info) showFacts(live);
-  if (picture) pool.show(picture);
-  tables.show(live, picture);
+  tables.show(live, known, lookedAt);
+}
+
+/** It has said nothing yet, or was lost: what was so is so no more. */
+function forgetEngine() {
+  for (const name of Object.keys(tiles)) setTile(name, count(null));
+  known = null;
+  pool.show(null);
 }
 
 function showStats(live) {
@@ -137,11 +144,11 @@ function showStats(live) {
   setTile("running", count(stats.num_running));
   setTile("waiting", count(stats.num_waiting), stats.num_starving ? `${stats.num_starving} for very long` : "");
   setTile("generated", count(generated));
-  setTile("firstToken", duration(samples.percentiles("time_to_first_token_seconds", [0.5], LONG_SECONDS)[0]), "of the last minute");
-  setTile("interToken", duration(interToken[0]));
+  setTile("firstToken", duration(samples.percentiles("time_to_first_token_seconds", [0.5], LONG_SECONDS)[0]), "median, 1 min");
+  setTile("interToken", duration(interToken[0]), `median, ${LATENCY_SECONDS} s`);
   setTile("used", percent(used), `${count(stats.num_used_blocks)} of ${count(stats.num_blocks)}`);
   setTile("hits", percent(allHits), `${count(stats.num_prefix_hits)} tokens`);
-  setTile("preemptions", count(stats.num_preemptions), `${count(samples.growth("num_preemptions", LONG_SECONDS) ?? 0)} in the last minute`);
+  setTile("preemptions", count(stats.num_preemptions), `last minute: ${count(samples.growth("num_preemptions", LONG_SECONDS) ?? 0)}`);
   charts.throughput.push(time, [generated, samples.rate("num_prompt_tokens", RATE_SECONDS)]);
   charts.requests.push(time, [stats.num_running, stats.num_waiting]);
   charts.firstToken.push(time, firstToken);
@@ -162,7 +169,7 @@ function showFacts({ model, version, info, uptime }) {
 }
 
 function tile(name, title, unit = "") {
-  const value = el("span", { id: `tile-${name}` }, "–");
+  const value = el("span", { id: `tile-${name}` }, count(null));
   const note = el("small", {});
   tiles[name] = { value, note };
   return el("div", { class: "tile" }, el("dt", {}, title), el("dd", {}, value, unit ? el("small", {}, ` ${unit}`) : null), el("dd", { class: "note" }, note));

@@ -8,7 +8,7 @@ import { SlotView } from "./slot_view.js";
 import { TokenView } from "./token_view.js";
 
 const FIELDS = [ // of the request: name, label, first value, attributes
-  ["max_tokens", "Most tokens", "128", { min: 1, step: 1 }],
+  ["max_tokens", "Max tokens", "128", { min: 1, step: 1 }],
   ["temperature", "Temperature", "0.7", { min: 0, max: 2, step: "any" }],
   ["top_p", "Top p", "1", { min: 0, max: 1, step: "any" }],
   ["seed", "Seed", "", { step: 1, placeholder: "any" }],
@@ -19,11 +19,12 @@ mountShell("playground");
 const notice = noticeArea();
 const slots = new SlotView();
 const tokens = new TokenView((place) => tokens.tell(place, whereIs(place)));
-const status = el("p", { class: "muted numeric", id: "run-status", role: "status" });
-const prompt = el("textarea", { id: "prompt", rows: 5, required: true }, "The paged KV cache is like virtual memory, because");
+const status = el("p", { class: "muted numeric", id: "run-status" });
+const announcement = el("p", { class: "unseen", role: "status" }); // what changes with each token is not read out
+const prompt = el("textarea", { id: "prompt", rows: 5, required: true, onkeydown: runByKey }, "The paged KV cache is like virtual memory, because");
 const system = el("textarea", { id: "system", rows: 2 });
-const turns = el("ol", { class: "turns" });
-const run = el("button", { type: "submit", class: "primary", id: "run" }, "Run");
+const turns = el("ol", { class: "turns", tabindex: 0, "aria-label": "Conversation so far", hidden: true });
+const run = el("button", { type: "submit", class: "primary", id: "run", title: "Ctrl+Enter in the prompt" }, "Run");
 const stop = el("button", { type: "button", id: "stop", disabled: true, onclick: () => running?.abort() }, "Stop");
 const again = el("button", { type: "button", onclick: () => forget() }, "New conversation");
 const chatParts = el("div", { class: "stack", hidden: true }, el("label", { class: "wide" }, "System message, if any", system), turns, again);
@@ -57,7 +58,7 @@ function form() {
 
 function answer() {
   return el("section", { class: "card", "aria-labelledby": "answer-title" },
-    el("div", { class: "head" }, el("h2", { id: "answer-title" }, "Answer"), status), tokens.legend, tokens.text, tokens.detail);
+    el("div", { class: "head" }, el("h2", { id: "answer-title" }, "Answer"), status), announcement, tokens.legend, tokens.text, tokens.detail);
 }
 
 function slotLegend() {
@@ -74,9 +75,16 @@ function showKind() {
   setText(document.getElementById("prompt-label"), isChat() ? "Your message" : "Prompt");
 }
 
+function runByKey(event) {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  event.preventDefault();
+  prompt.form.requestSubmit();
+}
+
 function forget() {
   conversation = [];
   turns.replaceChildren();
+  turns.hidden = true;
   prompt.focus();
 }
 
@@ -93,6 +101,7 @@ async function start() {
   slots.clear();
   const watch = new StopWatch();
   setText(status, "Waiting for the first token …");
+  setText(announcement, "Waiting for the answer.");
   let text = "";
   let failure = null;
   try {
@@ -117,14 +126,17 @@ async function start() {
     slots.stop();
     [running, run.disabled, stop.disabled] = [null, false, true];
     if (tokens.chosen !== null) tokens.tellPlace(whereIs(tokens.chosen));
+    setText(announcement, `${status.textContent}. ${text}`);
   }
-  if (asked && failure === null) remember(question, text);
+  if (asked && text !== "" && failure === null) remember(question, text);
 }
 
 function remember(question, text) {
   conversation.push({ role: "user", content: question }, { role: "assistant", content: text });
   turns.append(el("li", {}, el("b", {}, "You: "), question), el("li", {}, el("b", {}, "Model: "), text));
-  prompt.value = "";
+  turns.hidden = false;
+  turns.scrollTop = turns.scrollHeight;
+  if (prompt.value === question) prompt.value = ""; // else the next one is being written
 }
 
 function systemMessage() {
@@ -167,7 +179,7 @@ class StopWatch {
     if (this.first !== null) parts.push(`first after ${duration((this.first - this.began) / 1000)}`);
     if (this.numTokens > 1 && seconds > 0) parts.push(`then ${count((this.numTokens - 1) / seconds)}/s`);
     if (this.usage) parts.push(`prompt ${this.usage.prompt_tokens}`);
-    if (this.finishReason) parts.push({ stop: "ended by itself", length: "reached its most tokens" }[this.finishReason] ?? this.finishReason);
+    if (this.finishReason) parts.push({ stop: "ended by itself", length: "reached the limit" }[this.finishReason] ?? this.finishReason);
     return parts.join(" · ");
   }
 }

@@ -4,7 +4,7 @@
 import { el, setText } from "./dom.js";
 import { count } from "./format.js";
 import { HELD, SHARED, hueOf } from "./pool_picture.js";
-import { colour, fitCanvas, isDark, onThemeChange, rgb } from "./theme.js";
+import { colour, fitCanvas, hslToRgb, isDark, onThemeChange, rgb } from "./theme.js";
 
 const STATES = ["free", "cached", "used", "shared"];
 const MEANINGS = {
@@ -13,6 +13,7 @@ const MEANINGS = {
   used: "in one block table",
   shared: "in several block tables",
 };
+const NOTHING_CHOSEN = "Point at a block, or move with the arrow keys.";
 const HEIGHT = 300; // CSS pixels; more where blocks would be less than a device pixel
 const MAX_CELL = 22;
 const DIMMED = 0x48000000; // alpha, the highest of a pixel's four bytes
@@ -26,32 +27,39 @@ export class PoolView {
     this.byRequest = true;
     this.chosen = null; // a block id
     this.highlighted = null; // the id of an answer whose blocks stand out
+    this.blocks = el("canvas"); // all but the mark of the chosen one, which moves with the pointer
     this.numbers = Object.fromEntries(STATES.map((state) => [state, el("b", { class: "numeric" }, "–")]));
     this.canvas = el("canvas", {
-      id: "pool", tabindex: 0, role: "slider", "aria-label": "Block", "aria-valuemin": 0, "aria-describedby": "pool-keys",
+      id: "pool", tabindex: 0, role: "slider", "aria-label": "Block", "aria-valuemin": 0, "aria-valuenow": 0, "aria-describedby": "pool-keys",
       onpointermove: (event) => this.#choose(this.#blockAt(event)),
       onclick: () => this.#open(),
       onkeydown: (event) => this.#onKey(event),
       onfocus: () => this.chosen === null && this.#choose(0),
     });
-    this.detail = el("p", { id: "pool-detail", class: "small" }, "Point at a block, or move with the arrow keys.");
+    this.detail = el("p", { id: "pool-detail", class: "small" }, NOTHING_CHOSEN);
     this.summary = el("p", { class: "muted small" });
     this.element = el(
       "section", { class: "card", "aria-labelledby": "pool-title" },
-      el("div", { class: "head" }, el("h2", { id: "pool-title" }, "KV block pool"), this.#modes()),
+      el("div", { class: "head" }, el("div", { class: "row" }, el("h2", { id: "pool-title" }, "KV block pool"), this.summary), this.#modes()),
       el("ul", { class: "legend" }, ...STATES.map((state) => this.#legend(state))),
       this.canvas,
       this.detail,
       el("p", { id: "pool-keys", class: "muted small" }, "Arrows move by a block or a row, Home and End to the ends; Enter shows the request."),
-      this.summary,
     );
     new ResizeObserver(() => this.draw()).observe(this.element);
     onThemeChange(() => this.draw());
   }
 
-  /** Shows a PoolPicture. */
+  /** Shows a PoolPicture; null: nothing is known of the pool. */
   show(picture) {
     this.picture = picture;
+    if (picture === null) {
+      for (const state of STATES) setText(this.numbers[state], count(null));
+      setText(this.detail, NOTHING_CHOSEN);
+      this.chosen = null;
+      this.canvas.getContext("2d").clearRect(0, 0, this.canvas.width, this.canvas.height);
+      return;
+    }
     for (const state of STATES) setText(this.numbers[state], count(picture.totals[state]));
     setText(this.summary, `${picture.numBlocks.toLocaleString("en")} blocks of ${picture.blockSize} tokens.`);
     this.canvas.setAttribute("aria-valuemax", picture.numBlocks - 1);
@@ -74,12 +82,22 @@ export class PoolView {
     this.cell = Math.min(MAX_CELL, Math.max(1 / ratio, Math.floor(ideal * ratio) / ratio));
     this.columns = Math.max(1, Math.floor(width / this.cell));
     const rows = Math.ceil(picture.numBlocks / this.columns);
-    const context = fitCanvas(this.canvas, width, rows * this.cell);
-    context.clearRect(0, 0, width, rows * this.cell);
+    this.height = rows * this.cell;
+    const context = fitCanvas(this.blocks, width, this.height);
+    context.clearRect(0, 0, width, this.height);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.#image(rows), 0, 0, this.columns * this.cell, rows * this.cell);
     if (this.cell >= MIN_CELL_WITH_GAPS) this.#drawGaps(context, rows);
     if (this.byRequest && this.cell >= 2 * MIN_CELL_WITH_GAPS) this.#markShared(context);
+    this.#mark();
+  }
+
+  /** Puts the blocks on the screen, with a frame around the chosen one. */
+  #mark() {
+    const width = this.canvas.clientWidth;
+    const context = fitCanvas(this.canvas, width, this.height);
+    context.clearRect(0, 0, width, this.height);
+    context.drawImage(this.blocks, 0, 0, width, this.height);
     if (this.chosen !== null) this.#drawChosen(context);
   }
 
@@ -109,7 +127,7 @@ export class PoolView {
     const byFlags = Uint32Array.from({ length: 8 }, (_, flags) =>
       flags & SHARED ? states[3] : flags & HELD ? states[2] : states[flags >> 1]);
     if (this.byRequest) {
-      const holders = picture.holders.map((holder) => packed(rgb(requestColour(holder.id))));
+      const holders = picture.holders.map((holder) => packed(requestRgb(holder.id)));
       for (let i = 0; i < picture.numBlocks; i += 1) {
         const holder = picture.holderOf[i];
         pixels[i] = holder < 0 ? byFlags[picture.flags[i]] : holders[holder];
@@ -117,14 +135,14 @@ export class PoolView {
     } else {
       for (let i = 0; i < picture.numBlocks; i += 1) pixels[i] = byFlags[picture.flags[i]];
     }
-    if (this.highlighted !== null) this.#dimOthers(pixels);
+    if (picture.holders.some((holder) => holder.id === this.highlighted)) this.#dimOthers(pixels);
     const canvas = el("canvas", { width: columns, height: rows });
     canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
   }
 
   #dimOthers(pixels) {
-    const bright = packed(rgb(requestColour(this.highlighted)));
+    const bright = packed(requestRgb(this.highlighted));
     for (let i = 0; i < this.picture.numBlocks; i += 1) pixels[i] = (pixels[i] & 0x00ffffff) | DIMMED;
     for (const holder of this.picture.holders) {
       if (holder.id === this.highlighted) for (const blockId of holder.blockIds) pixels[blockId] = bright;
@@ -180,7 +198,7 @@ export class PoolView {
     if (blockId === null || blockId === this.chosen || !this.picture) return;
     this.chosen = blockId;
     this.#tell();
-    this.draw();
+    this.#mark();
   }
 
   #tell() {
@@ -199,7 +217,11 @@ export class PoolView {
 
 /** The colour of a request, wherever it is shown. */
 export function requestColour(id) {
-  return isDark() ? `hsl(${hueOf(id)} 62% 66%)` : `hsl(${hueOf(id)} 60% 46%)`;
+  return `rgb(${requestRgb(id).join(" ")})`;
+}
+
+function requestRgb(id) {
+  return isDark() ? hslToRgb(hueOf(id), 0.62, 0.66) : hslToRgb(hueOf(id), 0.6, 0.46);
 }
 
 function packed([red, green, blue]) {

@@ -6,8 +6,9 @@ import { count, duration, shortId } from "./format.js";
 import { requestColour } from "./pool_view.js";
 import { onThemeChange } from "./theme.js";
 
-const LIVE_COLUMNS = ["", "Request", "Key", "State", "For", "Tokens", "Blocks"];
+const LIVE_COLUMNS = ["Request", "Key", "State", "For", "Tokens", "Blocks"];
 const ENDED_COLUMNS = ["Request", "Key", "Status", "Took", "First token", "Prompt", "Cached", "Generated", "Preempted"];
+const OF_WORDS = ["Request", "Key", "State"]; // the other columns are of numbers
 
 /** Both tables. `onOpen` is called with the id of an answer. */
 export class RequestTables {
@@ -16,14 +17,14 @@ export class RequestTables {
     this.ended = new Rows(ENDED_COLUMNS, onOpen, false);
     this.more = el("p", { class: "muted small", hidden: true });
     this.element = el(
-      "div", { class: "columns" },
+      "div", { class: "tables" },
       el("section", { class: "card" }, el("h2", {}, "Requests being answered"), this.live.element, this.more),
       el("section", { class: "card" }, el("h2", {}, "Last requests"), this.ended.element),
     );
   }
 
-  /** Shows what `dashboard/data/live` said; the PoolPicture tells who holds blocks, where there is one. */
-  show(live, picture) {
+  /** Shows what `dashboard/data/live` said; the PoolPicture, if any, tells who held blocks at `lookedAt`, as the server's clock was. */
+  show(live, picture, lookedAt) {
     const held = new Map();
     for (const holder of picture?.holders ?? []) {
       const sum = held.get(holder.id) ?? { tokens: 0, blocks: 0 };
@@ -31,7 +32,8 @@ export class RequestTables {
       sum.blocks += holder.num_blocks;
       held.set(holder.id, sum);
     }
-    this.live.show(live.open.map((trace) => liveCells(trace, held.get(trace.id), live.time)), "Nothing is being answered.");
+    const stateOf = ({ id, created }) => (held.has(id) ? "running" : picture === null ? "–" : created > lookedAt ? "new" : "waiting");
+    this.live.show(live.open.map((trace) => liveCells(trace, stateOf(trace), held.get(trace.id), live.time)), "Nothing is being answered.");
     this.ended.show(live.ended.map(endedCells), "None has ended yet.");
     const hidden = live.num_open - live.open.length;
     setText(this.more, `These are the oldest; ${hidden} more are not shown.`);
@@ -39,9 +41,9 @@ export class RequestTables {
   }
 }
 
-function liveCells(trace, held, now) {
+function liveCells(trace, state, held, now) {
   const cells = [
-    trace.key ?? "–", held ? "running" : "waiting", duration(Math.max(0, now - trace.created)),
+    trace.key ?? "–", state, duration(Math.max(0, now - trace.created)),
     count(held?.tokens), count(held?.blocks),
   ];
   return { id: trace.id, cells };
@@ -58,13 +60,14 @@ function endedCells(record) {
 
 class Rows {
   constructor(columns, onOpen, withColours) {
+    this.columns = columns;
     this.onOpen = onOpen;
     this.withColours = withColours;
     this.rows = new Map(); // by id
     this.body = el("tbody", {});
     this.empty = el("p", { class: "muted" });
-    this.table = el("table", {}, el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { scope: "col" }, name)))), this.body);
-    this.element = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": withColours ? "Requests being answered" : "Last requests" },
+    this.table = el("table", {}, el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { scope: "col", class: classOf(name) }, name)))), this.body);
+    this.element = el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": withColours ? "Requests being answered" : "Last requests" },
       this.table, this.empty);
     onThemeChange(() => this.#colour());
   }
@@ -90,21 +93,19 @@ class Rows {
   }
 
   #row(id, cells) {
-    const row = this.rows.get(id) ?? this.#newRow(id, cells.length);
-    const first = row.children.length - cells.length;
-    cells.forEach((text, i) => setText(row.children[first + i], text));
+    const row = this.rows.get(id) ?? this.#newRow(id);
+    cells.forEach((text, i) => setText(row.children[1 + i], text));
     return row;
   }
 
-  #newRow(id, numCells) {
+  #newRow(id) {
     const button = el("button", { type: "button", class: "link mono", title: id, onclick: () => this.onOpen(id) }, shortId(id));
     const swatch = el("span", { class: "swatch", "aria-hidden": "true" });
     swatch.style.background = requestColour(id);
     return el(
       "tr", { "data-id": id },
-      this.withColours ? el("td", {}, swatch) : null,
-      el("td", {}, button),
-      ...Array.from({ length: numCells }, () => el("td", {})),
+      el("td", {}, this.withColours ? swatch : null, button),
+      ...this.columns.slice(1).map((name) => el("td", { class: classOf(name) })),
     );
   }
 
@@ -112,4 +113,8 @@ class Rows {
     if (!this.withColours) return;
     for (const [id, row] of this.rows) row.querySelector(".swatch").style.background = requestColour(id);
   }
+}
+
+function classOf(column) {
+  return OF_WORDS.includes(column) ? null : "number";
 }

@@ -1,19 +1,26 @@
 // The story of one request: what it waited for, what was cached, who preempted it, and its block tables.
 // Shows the answer of GET /v1/requests/{id}; the server itself says what happened in sentences.
 
-import { requestJson } from "./api.js";
+import { ApiError, requestJson } from "./api.js";
 import { el, setText } from "./dom.js";
 import { clock, duration } from "./format.js";
+import { poll } from "./polling.js";
 import { noticeArea } from "./shell.js";
 
 const SECONDS = 1;
+const PATIENCE = 15; // seconds
+const FINAL = [401, 403, 404]; // statuses that stay for as long as the key does
 
-/** A panel that is hidden until `open` shows a request in it; `onChange` is called with its id, or null when closed. */
+/**
+ * A panel that is hidden until `open` shows a request in it; `onChange` is called with its id, or null when closed;
+ * `now` tells the time by the server's clock, in seconds.
+ */
 export class RequestView {
-  constructor(onChange) {
+  constructor(onChange, now) {
     this.onChange = onChange;
+    this.now = now;
     this.id = null;
-    this.timer = 0;
+    this.opener = null; // the element that had the focus
     this.notice = noticeArea();
     this.title = el("h2", { id: "request-title", tabindex: -1 }, "Request");
     this.content = el("div", { class: "stack" });
@@ -23,45 +30,44 @@ export class RequestView {
       this.notice.element,
       this.content,
     );
+    this.follow = poll((signal) => this.#ask(signal));
   }
 
   /** Shows a request by the id of its answer, and follows it while it lives. */
   open(id) {
+    if (!this.element.contains(document.activeElement)) this.opener = document.activeElement;
     this.id = id;
     this.content.replaceChildren();
     setText(this.title, `Request ${id}`);
     this.element.hidden = false;
     this.title.focus();
     this.onChange(id);
-    this.#follow(id);
+    this.follow();
   }
 
   close() {
     this.id = null;
-    clearTimeout(this.timer);
     this.element.hidden = true;
     this.onChange(null);
+    if (this.opener?.isConnected) this.opener.focus();
   }
 
-  async #follow(id) {
-    clearTimeout(this.timer);
-    let isOver = false;
+  async #ask(signal) {
+    if (this.id === null) return null;
     try {
-      const details = await requestJson(`v1/requests/${encodeURIComponent(id)}`);
-      if (this.id !== id) return;
+      const details = await requestJson(`v1/requests/${encodeURIComponent(this.id)}`, { signal, patience: PATIENCE });
       this.notice.show("");
       this.#show(details);
-      isOver = details.ended !== null;
+      return details.ended === null ? SECONDS : null;
     } catch (error) {
-      if (this.id !== id) return;
+      if (signal.aborted || !(error instanceof ApiError)) throw error;
       this.notice.show(error.message);
-      isOver = error.status === 404;
+      return FINAL.includes(error.status) ? null : SECONDS;
     }
-    if (!isOver) this.timer = setTimeout(() => this.#follow(id), SECONDS * 1000);
   }
 
   #show(details) {
-    const seconds = (details.ended ?? Date.now() / 1000) - details.created;
+    const seconds = (details.ended ?? this.now()) - details.created;
     const facts = [
       ["Endpoint", details.endpoint],
       ["Key", details.key ?? "none"],
@@ -117,8 +123,8 @@ function sequencePart(sequence, numSequences) {
   const name = numSequences > 1 ? `Answer ${sequence.index}, ` : "";
   const swapped = sequence.num_swapped_blocks ? `, ${sequence.num_swapped_blocks} blocks in host memory` : "";
   const told = `${name}${sequence.state.replaceAll("_", " ")}: ${sequence.num_computed_tokens} of ${sequence.num_tokens} tokens ` +
-    `are computed, in ${sequence.num_blocks} blocks${swapped}.`;
-  return el("div", {}, el("p", { class: "small" }, told), sequence.block_table.length ? blockTable(sequence.block_table, sequence.num_blocks) : null);
+    `are computed${sequence.num_blocks ? `, in ${sequence.num_blocks} blocks` : ""}${swapped}.`;
+  return el("div", {}, el("p", { class: "small" }, told[0].toUpperCase() + told.slice(1)), sequence.block_table.length ? blockTable(sequence.block_table, sequence.num_blocks) : null);
 }
 
 function preemptionTable(preemptions) {

@@ -7,17 +7,23 @@ const KEPT_SECONDS = 330;
 export class Samples {
   constructor() {
     this.list = [];
+    this.numSteps = 0; // of the engine, when it last said
   }
 
   get newest() {
     return this.list[this.list.length - 1] ?? null;
   }
 
-  /** Takes a sample; forgets all before it where the server or its engine was restarted, and the oldest ones. */
-  add(sample) {
+  /**
+   * Takes a sample, of which only what changes into numbers is kept. Forgets all before it where the server or its
+   * engine was restarted, and the oldest ones.
+   */
+  add({ time, uptime, stats, latencies }) {
     const last = this.newest;
-    if (last !== null && sample.time <= last.time && sample.uptime >= last.uptime) return;
-    if (last !== null && hasRestarted(last, sample)) this.list = [];
+    const sample = { time, uptime, stats, latencies };
+    if (last !== null && time <= last.time && uptime >= last.uptime) return;
+    if (last !== null && (uptime < last.uptime || (stats && stats.num_steps < this.numSteps))) this.list = [];
+    this.numSteps = stats ? stats.num_steps : this.numSteps;
     this.list.push(sample);
     while (this.list[0].time < sample.time - KEPT_SECONDS) this.list.shift();
   }
@@ -85,9 +91,4 @@ export function percentilesOf(bounds, counts, fractions) {
     }
     return bounds[bounds.length - 1];
   });
-}
-
-function hasRestarted(last, sample) {
-  if (sample.uptime < last.uptime) return true;
-  return Boolean(last.stats && sample.stats && sample.stats.num_steps < last.stats.num_steps);
 }

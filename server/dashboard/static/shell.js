@@ -1,7 +1,8 @@
 // The frame of every page: skip link, name, navigation, the key field and how the server is. Knows no page's content.
 
-import { getKey, request, setKey } from "./api.js";
+import { getKey, requestJson, setKey } from "./api.js";
 import { el, setText } from "./dom.js";
+import { poll } from "./polling.js";
 
 const PAGES = [
   ["live", "Live", ""],
@@ -10,7 +11,7 @@ const PAGES = [
 ];
 const DASHBOARD = new URL("../../dashboard", import.meta.url).href;
 const ICON = new URL("icon.svg", import.meta.url).href;
-const READINESS_MS = 5000;
+const READINESS_SECONDS = 5;
 
 /** Fills the page's header; `current` is the page's name ("live", "playground", "inspector"). */
 export function mountShell(current) {
@@ -22,7 +23,12 @@ export function mountShell(current) {
     status,
     keyForm(),
   );
-  watchReadiness(status);
+  poll(async (signal) => {
+    const [text, state] = await readiness(signal);
+    setText(status, text);
+    status.dataset.state = state;
+    return READINESS_SECONDS;
+  });
 }
 
 /** A notice for an error, which a screen reader reads out. What it says may change; "" hides it. */
@@ -57,19 +63,13 @@ function keyForm() {
   );
 }
 
-async function watchReadiness(status) {
-  const [text, state] = await readiness();
-  setText(status, text);
-  status.dataset.state = state;
-  setTimeout(() => watchReadiness(status), READINESS_MS);
-}
-
 /** Needs no key. */
-async function readiness() {
+async function readiness(signal) {
   try {
-    await request("health/ready");
+    await requestJson("health/ready", { signal, patience: READINESS_SECONDS });
     return ["ready", "ready"];
   } catch (error) {
+    if (signal.aborted) throw error;
     return [error.status === 503 ? "not ready" : "no answer", "bad"];
   }
 }

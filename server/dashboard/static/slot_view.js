@@ -4,7 +4,7 @@
 import { requestJson } from "./api.js";
 import { el, setText } from "./dom.js";
 
-const MILLISECONDS = 250; // between two questions
+const MILLISECONDS = 100; // between an answer and the next question
 const MAX_SHOWN = 48; // blocks, the last ones
 
 /** Follows a request's block table, and shows it. */
@@ -20,6 +20,7 @@ export class SlotView {
   clear() {
     clearTimeout(this.timer);
     this.requestId = null;
+    this.isOver = false;
     this.prompt = null; // what the server last said of it while it had blocks
     this.blockSize = null;
     this.chosen = null;
@@ -35,9 +36,11 @@ export class SlotView {
     this.#ask(requestId);
   }
 
+  /** The answer is complete, or will never be. */
   stop() {
     clearTimeout(this.timer);
-    this.requestId = null;
+    this.isOver = true; // an answer that is on its way is still of use
+    if (this.prompt !== null) this.#show();
   }
 
   /** Prompt tokens before the answer; null while unknown. */
@@ -70,7 +73,7 @@ export class SlotView {
     } catch {
       // Not known yet, or the engine is busy for a moment: the stream itself tells of errors.
     }
-    if (this.requestId === requestId) this.timer = setTimeout(() => this.#ask(requestId), MILLISECONDS);
+    if (this.requestId === requestId && !this.isOver) this.timer = setTimeout(() => this.#ask(requestId), MILLISECONDS);
   }
 
   #show() {
@@ -82,6 +85,7 @@ export class SlotView {
       `${sequence.num_blocks} blocks of ${this.blockSize} tokens: ${this.prompt.num_prompt_tokens} of the prompt, of which ${cached} were found in the cache,`,
       `and ${Math.max(0, sequence.num_computed_tokens - this.prompt.num_prompt_tokens)} of the answer.`,
       first ? `The ${first} blocks before these are not drawn.` : "",
+      this.isOver ? "That is what was seen last: now its blocks are free again." : "",
     ].join(" "));
     table.slice(first).forEach((blockId, i) => this.#showBlock(blockId, first + i, i, sequence.num_computed_tokens, cached));
     while (this.list.children.length > table.length - first) this.list.lastChild.remove();

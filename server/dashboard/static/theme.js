@@ -25,6 +25,15 @@ export function rgb(text) {
   return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
 }
 
+/** The same of an hsl() colour: a hue in degrees, the rest parts of one. (CSS Color 4, section 7.1) */
+export function hslToRgb(hue, saturation, lightness) {
+  const reach = saturation * Math.min(lightness, 1 - lightness);
+  return [0, 8, 4].map((n) => {
+    const k = (n + hue / 30) % 12;
+    return Math.round(255 * (lightness - reach * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
+  });
+}
+
 /** Makes a canvas as many device pixels as it is large on the screen; returns its context, scaled to CSS pixels. */
 export function fitCanvas(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;

@@ -4,6 +4,7 @@
 import { spell } from "./answer_stream.js";
 import { el, setText } from "./dom.js";
 
+const NEAR_END = 24; // CSS pixels
 const LEVELS = [0.9, 0.6, 0.3, 0.1]; // least probabilities of the colours, the best first
 
 /** `onChoose` is called with the place of the token that is pointed at or focused. */
@@ -12,11 +13,13 @@ export class TokenView {
     this.onChoose = onChoose;
     this.tokens = [];
     this.chosen = null;
+    this.follows = true; // the end of the text is in view, and shall stay there
     this.text = el("div", {
       class: "tokens", id: "tokens", role: "group", "aria-label": "Tokens of the answer; arrow keys go from one to the next",
       onkeydown: (event) => this.#onKey(event),
       onfocusin: (event) => this.#chooseElement(event.target),
       onpointerover: (event) => this.#chooseElement(event.target),
+      onscroll: () => { this.follows = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < NEAR_END; },
     });
     this.detail = el("div", { class: "stack small", id: "token-detail" });
     this.legend = el("ul", { class: "legend" }, ...[...LEVELS, 0].map((least, level) => el(
@@ -27,6 +30,7 @@ export class TokenView {
   clear() {
     this.tokens = [];
     this.chosen = null;
+    this.follows = true;
     this.text.replaceChildren();
     this.detail.replaceChildren();
   }
@@ -48,6 +52,7 @@ export class TokenView {
         spelled.replaceAll("\n", "⏎\n") || "∅",
       ));
     }
+    if (this.follows) requestAnimationFrame(() => { this.text.scrollTop = this.text.scrollHeight; });
   }
 
   /** Shows a token and its alternatives; `where` says in a sentence where it lies. */
