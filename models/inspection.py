@@ -20,6 +20,7 @@ from paged_cache.kv_cache import KVCache
 from paged_cache.spec import KVCacheSpec
 
 NUM_CANDIDATES = 5  # next tokens that are told of, with their probabilities
+HABITS = ("first", "itself", "previous", "repeated")  # where a head may look: see Inspection.habits
 _CPU = torch.device("cpu")
 
 
@@ -72,8 +73,9 @@ class Inspection:
     @property
     def num_bytes(self) -> int:
         """Of memory that it takes, beside the model."""
-        caches = [cache for layer in self.kv_layers for cache in (layer.key, layer.value)]
-        return sum(tensor.nbytes for tensor in (self.inputs, self.projected, self.queries, *caches))
+        block_bytes = sum(cache[0].nbytes for layer in self.kv_layers for cache in (layer.key, layer.value))
+        held = len(self.block_ids) * block_bytes  # the others were never written, so there is no memory behind them
+        return held + sum(tensor.nbytes for tensor in (self.inputs, self.projected, self.queries))
 
     @torch.inference_mode()
     def head(self, layer: int, head: int) -> HeadView:
@@ -93,6 +95,34 @@ class Inspection:
         )
         weights = attention_weights(query, key, attention.params)
         return HeadView(weights, queries[:, head], query, keys[:, kv_head], key, value)
+
+    @torch.inference_mode()
+    def habits(self) -> torch.Tensor:
+        """How much each head looks in ways that many models know, [num_layers, num_q_heads, len(HABITS)] float32.
+
+        Mean shares of attention: to the first token; to the token itself; to the one before it; and, of tokens that
+        stood in the text before, to what came after them then (induction heads: Olsson et al. 2022). The first two
+        tokens, which have little to choose from, do not count.
+        """
+        config, count = self.decoder.config, self.num_computed
+        shares = torch.zeros(config.num_layers, config.num_q_heads, len(HABITS))
+        if count < 3:
+            return shares
+        tokens = torch.tensor(self.token_ids[:count])
+        after_same = torch.zeros(count, count, dtype=torch.bool)
+        after_same[:, 1:] = (tokens[:, None] == tokens).tril(-2)[:, :-1]
+        is_repeated = after_same.any(dim=1)
+        for layer in range(config.num_layers):
+            params = self.decoder.layers[layer].attention.params
+            for head in range(config.num_q_heads):
+                key = self._cached(self.kv_layers[layer].key, kv_head_of(config, head))
+                weights = attention_weights(self.queries[layer, :count, head], key, params)
+                shares[layer, head, 0] = weights[2:, 0].mean()
+                shares[layer, head, 1] = weights.diagonal()[2:].mean()
+                shares[layer, head, 2] = weights.diagonal(-1)[1:].mean()
+                if is_repeated.any():
+                    shares[layer, head, 3] = (weights * after_same).sum(dim=1)[is_repeated].mean()
+        return shares
 
     def _cached(self, cache: torch.Tensor, kv_head: int) -> torch.Tensor:
         """What the blocks of the table hold of one head, [num_computed, head_dim]."""

@@ -72,6 +72,7 @@ class LayerShapes(msgspec.Struct, frozen=True):
     q: list[int]  # [tokens, heads, head size]
     k: list[int]
     v: list[int]
+    w_o: list[int]
     sliding_window: int | None  # tokens that a token sees, itself included; None = all before it
     rope: int  # index of its frequencies
 
@@ -96,6 +97,16 @@ class AttentionOutline(msgspec.Struct, frozen=True):
     logit_softcap: float | None
     has_bias: bool  # of the projections
     has_norms: bool  # of each query and key head, before the rotation
+    norms_output: bool  # what attention adds to a token is normed first
+
+
+class HeadHabit(msgspec.Struct, frozen=True):
+    """The head that does something more than all others, for this prompt."""
+
+    name: str  # one of models.inspection.HABITS
+    layer: int
+    head: int
+    share: float  # of its attention, on average
 
 
 class Inspected(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -104,10 +115,12 @@ class Inspected(msgspec.Struct, frozen=True, tag=True, array_like=True):
     token_ids: list[int]  # of the prompt, and those that followed
     num_prompt_tokens: int
     block_ids: list[int]  # the block table at the end
+    num_pool_blocks: int  # of which the others are held by sequences that are made up
     steps: list[StepRecord]
     outline: AttentionOutline
     layers: list[LayerShapes]
     ropes: list[Rope]
+    habits: list[HeadHabit]
 
 
 class Picture(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -123,5 +136,6 @@ class InspectionRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     message: str  # for a person
 
 
+GONE = InspectionRefused("gone", "What was computed for this prompt is gone: inspect it again.")
 Question = InspectPrompt | ShowHead | ShowInput
 Answer = Inspected | Picture | InspectionRefused

@@ -7,6 +7,7 @@ its connection is closed, whatever it is at. It is the first to go where memory 
 import logging
 import os
 import queue
+import random
 import signal
 import socket
 import sys
@@ -24,18 +25,20 @@ from models.config_reader import read_config
 from models.decoder import Decoder
 from models.errors import ModelError
 from models.float_decoder import load_float_decoder
-from models.inspection import InspectedStep, Inspection, inspect, record_bytes
+from models.inspection import HABITS, InspectedStep, Inspection, inspect, record_bytes
 from models.memory import NotEnoughMemory
 from models.packed_weights import PackedWeights
 from models.quantization import Quantization
 from paged_cache.block_table import BlockTable
 from paged_cache.manager import BlockManager
 from server.dashboard.inspection_messages import (
+    GONE,
     MAX_PROMPT_TOKENS,
     MAX_TOKENS,
     Answer,
     AttentionOutline,
     Candidate,
+    HeadHabit,
     Inspected,
     InspectionRefused,
     InspectorSetup,
@@ -54,10 +57,10 @@ from server.logging_setup import configure_logging
 
 logger = logging.getLogger("octavo.inspector")
 
-_NICENESS = 10  # whoever waits for a token goes before whoever looks at one
 _MAX_KEPT = 8  # inspections
 _MAX_KEPT_BYTES = 256 << 20  # of them together; the newest is kept whatever it takes
 _SPARE_BYTES = 256 << 20  # of memory, for what is computed between the tensors that are kept
+_NUM_OTHERS = 8  # sequences that hold blocks of a pool beside the one that is inspected, at least
 _FIRST_TO_END = "1000"  # of those that the kernel chooses from when memory is used up
 
 
@@ -76,7 +79,7 @@ class InspectorModel:
             return self._inspect(question)
         inspection = self._kept.get(question.inspection_id)
         if inspection is None:
-            return InspectionRefused("gone", "What was computed for this prompt is gone: inspect it again.")
+            return GONE
         config = self._decoder.config
         place = (
             ("head", question.head, config.num_q_heads)
@@ -92,8 +95,7 @@ class InspectorModel:
 
     def _inspect(self, question: InspectPrompt) -> Inspected:
         most = len(question.token_ids) + question.max_tokens - 1
-        num_blocks = -(-most // self._block_size)
-        manager = BlockManager(num_blocks, self._block_size, enable_prefix_caching=False)
+        manager = _busy_pool(-(-most // self._block_size), self._block_size)
         table = BlockTable()
 
         def allocate(num_tokens: int) -> list[int]:
@@ -101,7 +103,7 @@ class InspectorModel:
             return table.block_ids
 
         inspection = inspect(
-            self._decoder, question.token_ids, question.max_tokens, num_blocks, self._block_size, allocate
+            self._decoder, question.token_ids, question.max_tokens, manager.num_blocks, self._block_size, allocate
         )
         self._keep(question.inspection_id, inspection)
         return _described(inspection)
@@ -114,6 +116,17 @@ class InspectorModel:
             self._kept.popitem(last=False)
 
 
+def _busy_pool(num_free: int, block_size: int) -> BlockManager:
+    """A pool with `num_free` free blocks, which lie apart and out of order as on a server that is at work."""
+    manager = BlockManager(2 * num_free + _NUM_OTHERS, block_size, enable_prefix_caching=False)
+    others = [BlockTable() for _ in range(manager.num_blocks)]
+    for table in others:
+        manager.allocate(table, 0, block_size)
+    for table in random.Random(0).sample(others, num_free):  # noqa: S311  # the same each time
+        manager.free(table)
+    return manager
+
+
 def _described(inspection: Inspection) -> Inspected:
     decoder = inspection.decoder
     config = decoder.config
@@ -121,6 +134,7 @@ def _described(inspection: Inspection) -> Inspected:
         token_ids=inspection.token_ids,
         num_prompt_tokens=inspection.num_prompt_tokens,
         block_ids=inspection.block_ids,
+        num_pool_blocks=len(inspection.kv_layers[0].key),
         steps=[_step_record(step, inspection.block_size) for step in inspection.steps],
         outline=AttentionOutline(
             num_layers=config.num_layers,
@@ -132,6 +146,7 @@ def _described(inspection: Inspection) -> Inspected:
             logit_softcap=config.attn_logit_softcap,
             has_bias=config.qkv_bias,
             has_norms=config.qk_norm,
+            norms_output=config.sandwich_norms,
         ),
         layers=[_layer_shapes(inspection, layer) for layer in range(config.num_layers)],
         ropes=[
@@ -142,7 +157,20 @@ def _described(inspection: Inspection) -> Inspected:
             )
             for index, rotary in enumerate(decoder.rotary)
         ],
+        habits=_strongest_heads(inspection),
     )
+
+
+def _strongest_heads(inspection: Inspection) -> list[HeadHabit]:
+    """For each habit the head that has it most, where there is one."""
+    habits = inspection.habits()  # [num_layers, num_q_heads, len(HABITS)]
+    found = []
+    for index, name in enumerate(HABITS):
+        layer, head = divmod(int(habits[..., index].argmax()), habits.shape[1])
+        share = float(habits[layer, head, index])
+        if share > 0:
+            found.append(HeadHabit(name, layer, head, share))
+    return found
 
 
 def _step_record(step: InspectedStep, block_size: int) -> StepRecord:
@@ -153,7 +181,8 @@ def _step_record(step: InspectedStep, block_size: int) -> StepRecord:
 def _layer_shapes(inspection: Inspection, layer: int) -> LayerShapes:
     """As the tensors themselves have them."""
     decoder = inspection.decoder
-    qkv = decoder.layers[layer].attention.qkv
+    attention = decoder.layers[layer].attention
+    qkv = attention.qkv
     w_q, w_k, w_v = ([num_outputs, qkv.weight.shape[1]] for num_outputs in qkv.out_features)
     count = inspection.num_computed
     keys, values = (cache.shape for cache in (inspection.kv_layers[layer].key, inspection.kv_layers[layer].value))
@@ -165,6 +194,7 @@ def _layer_shapes(inspection: Inspection, layer: int) -> LayerShapes:
         q=list(inspection.queries[layer, :count].shape),
         k=[count, keys[1], keys[3]],  # of [num_blocks, num_kv_heads, block_size, head_dim]
         v=[count, values[1], values[3]],
+        w_o=list(attention.output.weight.shape),
         sliding_window=decoder.config.layers[layer].sliding_window,
         rope=decoder.rope_of_layer[layer],
     )
@@ -206,7 +236,6 @@ def main() -> None:
     # When to stop is the decision of the server: closing the connection is its word.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(_NICENESS)
     with suppress(OSError):  # a system that has no such file
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_END)
     connection = socket.socket(fileno=int(sys.argv[1]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from server.dashboard.inspection_messages import AttentionOutline, Inspected, LayerShapes, Rope
+from server.dashboard.inspection_messages import AttentionOutline, HeadHabit, Inspected, LayerShapes, Rope
 from server.messages import EngineInfo
 from server.tokenizer import Tokenizer
 
@@ -43,6 +43,7 @@ class ServedCache(msgspec.Struct, frozen=True):
     quantization: str  # of the weights
     device: str
     num_blocks: int
+    max_model_len: int
     bytes_per_token_per_layer: float  # keys and values of all heads, scales included
 
 
@@ -56,9 +57,11 @@ class InspectionReport(msgspec.Struct, frozen=True):
     outline: AttentionOutline
     layers: list[LayerShapes]
     ropes: list[Rope]
+    habits: list[HeadHabit]
     steps: list[ShownStep]
     block_size: int
     block_ids: list[int]
+    num_pool_blocks: int  # where it was inspected
     served: ServedCache
 
 
@@ -75,6 +78,7 @@ def inspection_report(
         outline=inspected.outline,
         layers=inspected.layers,
         ropes=inspected.ropes,
+        habits=inspected.habits,
         steps=[
             ShownStep(
                 step.first_position,
@@ -89,8 +93,14 @@ def inspection_report(
         ],
         block_size=info.block_size,
         block_ids=inspected.block_ids,
+        num_pool_blocks=inspected.num_pool_blocks,
         served=ServedCache(
-            info.dtype, info.quantization, info.device, info.num_blocks, info.kv_cache_bytes / num_slots
+            dtype=info.dtype,
+            quantization=info.quantization,
+            device=info.device,
+            num_blocks=info.num_blocks,
+            max_model_len=info.max_model_len,
+            bytes_per_token_per_layer=info.kv_cache_bytes / num_slots,
         ),
     )
 

@@ -4,8 +4,9 @@ They are part of the dashboard's data, so they are for those who may see that: s
 """
 
 import uuid
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from server.dashboard.inspection_body import MAX_BODY_BYTES, prepare_inspection
@@ -28,6 +29,7 @@ from server.messages import EngineInfo
 from server.protocol.responses import to_json
 from server.routes.generating import read_body
 
+_Place = Annotated[int, Query(ge=0, lt=1 << 31)]  # of a layer, a head, a position; the process knows how many there are
 _NOT_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -54,12 +56,12 @@ def inspection_routes(inspector: Inspector) -> APIRouter:
         return _json(inspection_report(inspection_id, model.names[0], inspected, info, edge.tokenizer))
 
     @router.get("/{inspection_id}/head")
-    async def get_head(inspection_id: str, layer: int, head: int, edge: CurrentEdge) -> Response:
+    async def get_head(inspection_id: str, layer: _Place, head: _Place, edge: CurrentEdge) -> Response:
         """What a query head of a layer did, see `server.dashboard.inspection_picture`."""
         return await picture(ShowHead(inspection_id, layer, head), edge)
 
     @router.get("/{inspection_id}/input")
-    async def get_input(inspection_id: str, layer: int, position: int, edge: CurrentEdge) -> Response:
+    async def get_input(inspection_id: str, layer: _Place, position: _Place, edge: CurrentEdge) -> Response:
         """What went into a layer's attention at a position, in the same form."""
         return await picture(ShowInput(inspection_id, layer, position), edge)
 

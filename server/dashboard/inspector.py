@@ -14,7 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from server.config import engine_environment
-from server.dashboard.inspection_messages import Answer, InspectionRefused, InspectorSetup, Question
+from server.dashboard.inspection_messages import (
+    GONE,
+    Answer,
+    InspectionRefused,
+    InspectorSetup,
+    InspectPrompt,
+    Question,
+)
 from server.engine_config import EngineConfig
 from server.errors import InternalError, InvalidRequest, RequestNotFound, ServiceUnavailable, TooManyRequests
 from server.ipc import MessageCodec
@@ -26,6 +33,7 @@ IDLE_SECONDS = 300.0
 _ANSWER_SECONDS = 180.0  # for the longest question, the model's load included, on busy processors
 _MAX_WAITING = 4  # questions
 _EXIT_SECONDS = 5.0
+_NICENESS = 10  # whoever waits for a token goes before whoever looks at one
 
 
 class _Process:
@@ -51,6 +59,8 @@ class _Process:
             raise
         finally:
             theirs.close()
+        with suppress(OSError):  # a sandbox that forbids it; all else works
+            os.setpriority(os.PRIO_PROCESS, self._popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
         ours.settimeout(answer_seconds)
         self._connection = ours
         ours.sendall(self._codec.encode(setup))
@@ -151,13 +161,17 @@ class Inspector:
             self._process = None
 
     def _ask(self, question: Question, info: EngineInfo) -> Answer:
+        if self._process is None and not isinstance(question, InspectPrompt):
+            return GONE  # with the process that knew it; one that starts now would know nothing
         try:
             process = self._started(info)
             answer = process.ask(question)
         except TimeoutError:
             self._end(f"it took more than {self._answer_seconds:.0f} s for an answer")
             raise ServiceUnavailable(
-                "The inspector took too long: the machine is busy. Try a shorter prompt, or later.", "inspector_timeout"
+                f"The inspector took more than {self._answer_seconds:.0f} s, its time for loading the model "
+                "and for a prompt: the machine is busy, or the model large. Try a shorter prompt, or later.",
+                "inspector_timeout",
             ) from None
         except OSError as error:
             logger.error("The inspector's process cannot be started: %s", error)

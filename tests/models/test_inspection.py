@@ -9,7 +9,7 @@ import torch
 import models.float_decoder
 from kernels.model_ops.torch_ops import TorchOps
 from models.float_decoder import load_float_decoder
-from models.inspection import attention_weights, inspect, kv_head_of, record_bytes
+from models.inspection import HABITS, attention_weights, inspect, kv_head_of, record_bytes
 from models.memory import NotEnoughMemory
 from server.tokenizer import load_tokenizer
 from tests.models.tiny_models import BUILDERS, build, oracle_logits, save
@@ -101,6 +101,33 @@ def test_the_parts_make_up_the_attention(name: str, tmp_path: Path) -> None:
                 torch.testing.assert_close(view.query, projected[:, head])
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral_window"])
+def test_habits_are_what_the_weights_of_each_head_say(name: str, tmp_path: Path) -> None:
+    pattern = [7, 9, 11, 7, 9, 5, 7, 7]
+    seen = look(load(save(build(name), tmp_path)), max_tokens=4, prompt=pattern)
+    tokens, habits = seen.token_ids[:-1], seen.habits()
+    assert habits.shape == (len(seen.kv_layers), seen.decoder.config.num_q_heads, len(HABITS))
+    for layer, head in ((0, 0), (1, 3)):
+        weights = seen.head(layer, head).weights.tolist()
+        rows = range(2, len(tokens))
+        after_same = {t: [j + 1 for j in range(t - 1) if tokens[j] == tokens[t]] for t in range(len(tokens))}
+        repeated = [sum(weights[t][j] for j in places) for t, places in after_same.items() if places]
+        assert len(repeated) >= 4
+        expected = {
+            "first": [weights[t][0] for t in rows],
+            "itself": [weights[t][t] for t in rows],
+            "previous": [weights[t][t - 1] for t in rows],
+            "repeated": repeated,
+        }
+        for index, habit in enumerate(HABITS):
+            mean = sum(expected[habit]) / len(expected[habit])
+            assert float(habits[layer, head, index]) == pytest.approx(mean, abs=1e-5), habit
+    short = look(seen.decoder, max_tokens=1, prompt=[7, 9])
+    assert not short.habits().any()  # with two tokens there is nothing to choose
+    unlike = look(seen.decoder, max_tokens=1, prompt=[7, 9, 11])
+    assert unlike.habits()[..., :3].all() and not unlike.habits()[..., 3].any()  # nothing stood there before
+
+
 def test_a_window_hides_what_lies_before_it(tmp_path: Path) -> None:
     seen = look(load(save(build("mistral_window"), tmp_path)))
     weights = seen.head(0, 0).weights
@@ -148,9 +175,7 @@ def test_what_it_keeps_is_what_was_said(tmp_path: Path) -> None:
     decoder = load(save(build("qwen3"), tmp_path))
     seen = look(decoder, max_tokens=6)
     assert seen.num_computed == 24
-    cache = 4 * sum(layer.key.numel() + layer.value.numel() for layer in seen.kv_layers)
-    of_tokens = seen.num_bytes - cache + cache * 24 // (NUM_BLOCKS * BLOCK_SIZE)
-    assert of_tokens == record_bytes(decoder.config, 24)
+    assert seen.num_bytes == record_bytes(decoder.config, 24)  # six whole blocks
 
 
 def test_scores_are_capped_before_they_are_compared() -> None:
@@ -189,6 +214,6 @@ def test_a_real_model_attends_as_in_transformers_and_as_the_documentation_says(
         for head in range(9):
             assert (seen.head(layer, head).weights - attentions[layer][0, head]).abs().max() < 1e-3
     back = seen.head(16, 0).weights.diagonal(-1).mean()
-    assert back > 0.5
+    assert back > 0.5 and seen.habits()[..., HABITS.index("previous")].max() == seen.habits()[16, 0, 2]
     last, italy = seen.num_prompt_tokens - 1, [tokenizer.token_text(i) for i in seen.token_ids].index(" Italy")
     assert seen.head(17, 5).weights[last].argmax() == italy  # it follows the token "of" before the last one

@@ -126,6 +126,7 @@ async def test_a_prompt_is_told_of_whole(model_path):
         "q": [count, 4, 32],
         "k": [count, 2, 32],
         "v": [count, 2, 32],
+        "w_o": [64, 128],
         "sliding_window": None,
         "rope": 0,
     }
@@ -136,6 +137,9 @@ async def test_a_prompt_is_told_of_whole(model_path):
     assert [step["candidates"][0]["id"] for step in steps] == [t["id"] for t in seen["tokens"][NUM_PROMPT_TOKENS:]]
     assert [step["num_blocks"] for step in steps] == [6, 6, 6, 7, 7]  # 22 tokens in blocks of 4, then one more each
     assert len(seen["block_ids"]) == len(set(seen["block_ids"])) == 7
+    assert seen["block_ids"] != sorted(seen["block_ids"]) and max(seen["block_ids"]) < seen["num_pool_blocks"]
+    assert [habit["name"] for habit in seen["habits"]] == ["first", "itself", "previous", "repeated"]
+    assert all(0 < habit["share"] <= 1 and habit["layer"] < 3 and habit["head"] < 4 for habit in seen["habits"])
     assert seen["served"]["bytes_per_token_per_layer"] == 2 * 2 * 32 * 2
 
     for num_tokens, tensors in heads:
@@ -179,13 +183,14 @@ async def test_layers_heads_and_positions_that_there_are_not(model_path):
         seen = (await app.client.post(PATH, json={"prompt": "abc", "max_tokens": 1})).json()
         for query, most in (
             ("head?layer=3&head=0", 2),
-            ("head?layer=-1&head=0", 2),
             ("head?layer=0&head=4", 3),
             ("input?layer=0&position=3", 2),
         ):
             response = await app.client.get(f"{PATH}/{seen['id']}/{query}")
             assert response.status_code == 400 and f"from 0 to {most}" in response.json()["error"]["message"], query
-        assert (await app.client.get(f"{PATH}/{seen['id']}/head?layer=x&head=0")).status_code == 400
+        for layer in ("x", "-1", "", 10**30, -(10**30), "1e3"):
+            response = await app.client.get(f"{PATH}/{seen['id']}/head?layer={layer}&head=0")
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "layer"), layer
         gone = await app.client.get(f"{PATH}/{'0' * 32}/head?layer=0&head=0")
     assert (gone.status_code, "again" in gone.json()["error"]["message"]) == (404, True)
 
@@ -217,10 +222,15 @@ async def test_one_that_hangs_is_killed_when_its_time_is_over(model_path):
 
 async def test_it_ends_after_idling_and_starts_again(model_path):
     async with Inspected(model_path, idle_seconds=0.1) as app:
-        await app.client.post(PATH, json=PROMPT)
+        seen = (await app.client.post(PATH, json=PROMPT)).json()
         first = app.inspector.process_id
         await until(lambda: app.inspector.process_id is None)
         assert not is_running(first)
+        gone = await app.client.get(f"{PATH}/{seen['id']}/head?layer=0&head=0")
+        # Nothing is started to say so.
+        assert (gone.status_code, app.inspector.process_id) == (404, None) and "again" in gone.json()["error"][
+            "message"
+        ]
         assert (await app.client.post(PATH, json=PROMPT)).status_code == 200
 
 
