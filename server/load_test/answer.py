@@ -11,11 +11,12 @@ import msgspec
 from server.load_test.exchange_errors import ExchangeFailed, error_text
 
 _MOST_ERROR_BYTES = 4096
+_GIVEN_UP = ("abort", "error")  # reasons for an end that are the server's, not the model's
 _NO_STREAMS = ("application/json", "text/html")  # other types, and none, are streams that somebody named carelessly
 
 
 class _Delta(msgspec.Struct):
-    content: str | None = None
+    content: str | list[Any] | None = None  # some servers send a list of typed parts
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Any = None
@@ -32,8 +33,8 @@ class _CachedTokens(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: _CachedTokens | None = None
 
 
@@ -41,6 +42,7 @@ class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
+    object: str | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Event)
@@ -95,6 +97,8 @@ class Answer:
             raise self._failure
         if not self._is_done and self.finish_reason is None:
             raise ExchangeFailed("broken off", "the stream ended without [DONE] and without a finish_reason")
+        if self.finish_reason in _GIVEN_UP:
+            raise ExchangeFailed("broken off", f"the server ended the answer with the reason {self.finish_reason!r}")
         if not self.piece_times and not self.num_output_tokens:
             raise ExchangeFailed("no tokens", "the answer is whole and has no text")
 
@@ -107,15 +111,14 @@ class Answer:
         except msgspec.MsgspecError as error:
             self._fail("bad answer", f"an event is not as OpenAI's API has it: {error}")
             return
-        if event.error is not None:
+        if event.error is not None or event.object == "error":
             self._fail("error event", error_text(data))
             return
         has_text = False
         for choice in event.choices:
             has_text |= _has_text(choice)
             if self._keeps_text:
-                said = choice.text if choice.delta is None else choice.delta.content
-                self._pieces.append(said or "")
+                self._pieces.append(_text_of(choice))
             self.finish_reason = choice.finish_reason or self.finish_reason
         if has_text:
             self.piece_times.append(now)
@@ -127,6 +130,14 @@ class Answer:
 
     def _fail(self, kind: str, message: str) -> None:
         self._failure = self._failure or ExchangeFailed(kind, message)
+
+
+def _text_of(choice: _Choice) -> str:
+    """What a next turn has to repeat: without thoughts."""
+    content = choice.text if choice.delta is None else choice.delta.content
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content or ""
 
 
 def _has_text(choice: _Choice) -> bool:

@@ -56,6 +56,12 @@ def read_target(url: str) -> Target:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.query or parts.fragment:
         raise BadUrl(f"{url!r} is not the URL of a server: write one such as http://127.0.0.1:8000.")
+    if parts.username is not None:
+        raise BadUrl("The URL has a user's name in it, which would not be sent: give --api-key or --header.")
+    for endpoint, end in (("chat", "/chat/completions"), ("completions", "/completions")):
+        if parts.path.rstrip("/").endswith(end):
+            server = url.rstrip("/").removesuffix(end)
+            raise BadUrl(f"{url!r} is not a server but one of its routes: give --endpoint {endpoint} and {server}.")
     is_tls = parts.scheme == "https"
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return Target(parts.hostname, port or (443 if is_tls else 80), is_tls, path)
@@ -71,7 +77,12 @@ class Client:
         self.target = target
         self.num_sent_again = 0  # because the server had closed the kept connection meanwhile
         self._timeout = timeout
-        lines = {"Host": target.authority, "User-Agent": "octavo-load-test", **(headers or {})}
+        lines = {
+            "Host": target.authority,
+            "User-Agent": "octavo-load-test",
+            "Accept-Encoding": "identity",
+            **(headers or {}),
+        }
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._address: str | None = None
         self._idle: list[Connection] = []

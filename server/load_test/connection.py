@@ -78,9 +78,12 @@ class Connection(asyncio.Protocol):
             self._end(ExchangeFailed("bad answer", f"the server answered something that is not HTTP: {error}"))
             self.close()
             return
-        if answer.is_complete:
+        if answer.encoding not in ("", "identity"):
+            self._end(ExchangeFailed("bad answer", f"it is compressed ({answer.encoding}), which nobody asked for"))
+            self.close()
+        elif answer.is_complete:
             self.is_reusable = answer.is_reusable
-            self._end(None)
+            self._end(answer.redirection())
 
     def connection_lost(self, failure: Exception | None) -> None:
         """Asyncio's."""
@@ -118,6 +121,8 @@ class _Answer:
         self.now = 0.0  # of the packet that is being read
         self.status = 0  # the headers have not all come
         self.content_type = ""
+        self.encoding = ""  # of the body
+        self.location = ""  # where a redirection leads
         self.ends_with_connection = True
         self.is_complete = False
         self.is_reusable = False  # asked at the end of the message, after which the parser has forgotten it
@@ -127,8 +132,18 @@ class _Answer:
         name = name.lower()
         if name == b"content-type":
             self.content_type = value.decode("latin-1").partition(";")[0].strip().lower()
+        elif name == b"content-encoding":
+            self.encoding = value.decode("latin-1").strip().lower()
+        elif name == b"location":
+            self.location = value.decode("latin-1")
         elif name in (b"content-length", b"transfer-encoding"):
             self.ends_with_connection = False
+
+    def redirection(self) -> ExchangeFailed | None:
+        """Whether the answer only names another address: what was asked stays unanswered."""
+        if not (300 <= self.status < 400 and self.location):
+            return None
+        return ExchangeFailed(f"http {self.status}", f"the server says to ask {self.location}")
 
     def on_headers_complete(self) -> None:
         status = self.parser.get_status_code()

@@ -71,6 +71,12 @@ class StandIn:
         if failure == "html":
             writer.write(_whole(200, "<html>a proxy's page</html>", "text/html"))
             return True
+        if failure == "compressed":
+            writer.write(_whole(200, "data: [DONE]", "text/event-stream", "Content-Encoding: gzip\r\n"))
+            return True
+        if failure == "moved":
+            writer.write(_whole(307, "", headers="Location: https://elsewhere\r\n"))
+            return True
         if failure == "never":
             await asyncio.sleep(3600)
         if failure == "no http":
@@ -116,8 +122,8 @@ class StandIn:
         writer.write(b"%x\r\n%b\r\n" % (len(data), data) if self.keeps_alive else data)
 
 
-def _whole(status: int, text: str, content_type: str = "application/json") -> bytes:
-    head = f"HTTP/1.1 {status} Whatever\r\nContent-Type: {content_type}\r\nContent-Length: {len(text)}\r\n\r\n"
+def _whole(status: int, text: str, content_type: str = "application/json", headers: str = "") -> bytes:
+    head = f"HTTP/1.1 {status} Whatever\r\nContent-Type: {content_type}\r\n{headers}Content-Length: {len(text)}\r\n\r\n"
     return (head + text).encode()
 
 

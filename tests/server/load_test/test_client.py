@@ -33,10 +33,22 @@ def test_urls_are_understood_with_and_without_the_version(url, shown):
     assert read_target(url).url == shown
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:x", "http://host?a=b"])
-def test_what_is_no_url_of_a_server_is_refused(url):
-    with pytest.raises(BadUrl):
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("ftp://host", "is not the URL of a server"),
+        ("http://", "is not the URL of a server"),
+        ("http://host:x", "is not the URL of a server"),
+        ("http://host?a=b", "is not the URL of a server"),
+        ("http://me:secret@host", "give --api-key"),
+        ("http://host/v1/chat/completions", "give --endpoint chat and http://host/v1"),
+        ("host:8/llm/v1/completions/", "give --endpoint completions and host:8/llm/v1"),
+    ],
+)
+def test_what_is_no_url_of_a_server_is_refused(url, words):
+    with pytest.raises(BadUrl, match=words) as caught:
         read_target(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -93,12 +105,14 @@ async def test_nothing_is_sent_that_was_not_asked_for():
         ("html", "bad answer", "text/html"),
         ("no http", "bad answer", "not HTTP"),
         ("silent", "no tokens", "no text"),
+        ("compressed", "bad answer", "gzip"),
+        ("moved", "http 307", "https://elsewhere"),
         ("never", "timeout", "within 0.3 s"),
     ],
 )
 async def test_failures_are_told_by_kind(failure, kind, words):
     async with stand_in(fails=lambda number, body: failure if not number else None) as served:
-        client = Client(read_target(served.url), timeout=0.3)
+        client = Client(read_target(served.url), timeout=0.3 if failure == "never" else 60)
         with pytest.raises(ExchangeFailed, match=words) as caught:
             await ask(client, FORM, "x", 3)
         assert caught.value.kind == kind
@@ -174,6 +188,7 @@ async def test_keys_and_other_headers_go_with_each_request():
         await ask(client, FORM, "x", 1)
         client.close()
     assert "Authorization: Bearer secret\r\n" in served.heads[0]
+    assert "Accept-Encoding: identity\r\n" in served.heads[0]
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
