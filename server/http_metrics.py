@@ -1,7 +1,8 @@
 """The HTTP series, named and labelled as by the instrumentation that vLLM's users have: by route and class of status.
 
 What operators' machines ask (health, metrics, version, the dashboard's data) is left out, as there: probes of a server
-that still loads would look like errors of its users. Knows no request's content.
+that still loads would look like errors of its users. So are looks at what happens to a request, of which a page has
+several a second: they would hide what the requests themselves take. Knows no request's content.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from server.metric_families import LABELS, Families
 UNMATCHED = "unmatched"  # the handler of whatever was answered before it came to a route that takes it
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD = "OTHER"
-_LEFT_OUT = ("/health", "/metrics", "/version", "/dashboard")
+_LEFT_OUT = ("/health", "/metrics", "/version", "/v1/requests/", "/dashboard")
 _CLASSES = ("2xx", "4xx", "5xx")
 # All that this server answers with.
 _ERRORS = (400, 401, 403, 404, 405, 413, 429, 499, 500, 503, 504, 529)

@@ -36,7 +36,7 @@ _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 ADMIN_PATHS = frozenset({"/metrics"})
 _PLAIN_IN_PATHS = "/:@!$&()*+,;=~"  # beside letters and digits
-_QUIET_PREFIXES = ("/health", "/metrics", DASHBOARD_PATH)  # asked all the time
+_QUIET_PREFIXES = ("/health", "/metrics", "/v1/requests/", DASHBOARD_PATH)  # asked all the time
 
 access_logger = logging.getLogger("octavo.access")
 request_log = logging.getLogger("octavo.requests")

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from server.dashboard.paths import DASHBOARD_PATH, PAGES, STATIC_PATH
+from server.dashboard.paths import PAGES, STATIC_PATH
 from server.errors import RouteNotFound
 
 _MEDIA_TYPES = {
@@ -52,12 +52,13 @@ def page_routes() -> APIRouter:
             raise RouteNotFound(f"The dashboard has no file {name[:256]!r}.")
         return _answer(request, files[name])
 
-    async def without_slash() -> Response:
-        return RedirectResponse(f"..{DASHBOARD_PATH}")  # relative: whatever a proxy puts before it stays
+    async def without_slash(request: Request) -> Response:
+        name = request.scope["route"].path.split("/")[-2]
+        return RedirectResponse(f"../{name}")  # relative: whatever a proxy puts before it stays
 
     for path in PAGES:
         router.add_api_route(path, page, methods=["GET", "HEAD"])
-    router.add_api_route(f"{DASHBOARD_PATH}/", without_slash, methods=["GET", "HEAD"])
+        router.add_api_route(f"{path}/", without_slash, methods=["GET", "HEAD"])
     router.add_api_route(f"{STATIC_PATH}/{{name}}", file, methods=["GET", "HEAD"])
     return router
 

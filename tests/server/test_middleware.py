@@ -30,6 +30,30 @@ async def test_the_log_names_the_holder_of_a_key_and_never_the_key(caplog):
     assert not any(secret in text for secret in ("sesame", "wrong", "a secret wish"))
 
 
+async def test_looking_again_and_again_fills_no_log(caplog):
+    """A page that follows a request asks for it several times a second; a program that asks for work is told of."""
+    caplog.set_level(logging.INFO, "octavo.access")
+    async with client_of(make_app(FakeEngine(), admin_api_key="root")) as client:
+        answered = await client.post("/v1/completions", json=BODY)
+        caplog.clear()
+        for path in (
+            f"/v1/requests/{answered.json()['id']}",
+            "/dashboard",
+            "/health",
+            "/dashboard/data/live",
+            "/metrics",
+        ):
+            assert (await client.get(path, headers=bearer("root"))).status_code in (200, 404), path
+        assert not [r.getMessage() for r in caplog.records if r.name == "octavo.access"]
+        await client.get("/dashboard/data/live", headers=bearer("wrong"))
+        await client.get("/v1/requests", headers=bearer("root"))
+    lines = [r.getMessage() for r in caplog.records if r.name == "octavo.access"]
+    assert [line.split()[:3] for line in lines] == [
+        ["GET", "/dashboard/data/live", "401"],
+        ["GET", "/v1/requests", "404"],
+    ]
+
+
 async def test_routes_learn_whose_key_it_is():
     app = make_app(FakeEngine(), api_key=("alice:a",))
     names = []

@@ -142,7 +142,7 @@ async def test_thousands_of_prompts_do_not_make_thousands_of_spans():
 
 async def test_what_operators_machines_ask_makes_no_spans():
     traced = Traced()
-    for path in ("/health/live", "/health/ready", "/metrics", "/dashboard"):
+    for path in ("/health/live", "/health/ready", "/metrics", "/dashboard", "/v1/requests/none"):
         await traced.client.get(path)
     assert not traced.spans
     await traced.client.get("/v1/models")

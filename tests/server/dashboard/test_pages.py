@@ -43,9 +43,11 @@ async def test_nothing_else_of_the_disk_is_served():
 
 
 async def test_a_slash_at_the_end_leads_back_whatever_a_proxy_puts_before():
-    async with client_of(make_app(FakeEngine())) as client:
-        response = await client.get("/dashboard/")
-    assert (response.status_code, response.headers["Location"]) == (307, "../dashboard")
+    async with client_of(make_app(FakeEngine(), root_path="/llm", api_key=("a",))) as client:
+        for page in PAGES:
+            response = await client.get(f"/llm{page}/?a=b")
+            assert response.status_code == 307
+            assert urljoin(f"http://test/llm{page}/", response.headers["Location"]) == f"http://test/llm{page}"
 
 
 async def test_pages_find_everything_behind_a_proxy_that_puts_something_before():
