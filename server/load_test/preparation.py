@@ -7,6 +7,7 @@ of different lengths are sent, and the server's count of their tokens makes a st
 import argparse
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from server.config import client_api_key
 from server.load_test.answer import Answer
@@ -18,6 +19,7 @@ from server.load_test.request_form import RequestForm
 from server.load_test.words import make_words
 from server.settings_error import SettingsError
 
+_WITHOUT_LIST = ("http 404", "http 405", "http 501", "bad answer")  # what servers answer that list no models
 _PROBE_WORDS = (16, 144)
 _WARM_UP_TOKENS = (64, 16)  # of a prompt and its answer
 # What may help where already the first requests fail, by the kind of failure.
@@ -34,22 +36,26 @@ async def meet(client: Client, options: argparse.Namespace) -> tuple[str, int | 
 
     Raises:
         SettingsError: no model was given, and the server names none.
-        ExchangeFailed: nobody listens.
+        ExchangeFailed: nobody listens, or the server refuses to say.
     """
     if options.model is not None and options.max_model_len is not None:
         return options.model, options.max_model_len
+    reason = "its list has another form"
+    models: dict[str, Any] | None = None
     try:
         listed = (await client.get_json("/v1/models"))["data"]
         models = {str(row["id"]): row.get("max_model_len") for row in listed}
-    except (ExchangeFailed, KeyError, TypeError, AttributeError) as failure:
-        if isinstance(failure, ExchangeFailed) and failure.kind == "connect":
-            raise
-        if options.model is None:
-            reason = failure.message if isinstance(failure, ExchangeFailed) else "its list has another form"
-            raise SettingsError(f"The server does not list its models ({reason}): give --model.") from None
-        return options.model, options.max_model_len
+    except (KeyError, TypeError, AttributeError):
+        pass
+    except ExchangeFailed as failure:
+        if failure.kind == "connect" or (options.model is None and failure.kind not in _WITHOUT_LIST):
+            raise _with_hint(failure) from None
+        reason = failure.message
+    if options.model is None and models is None:
+        raise SettingsError(f"The server does not list its models ({reason}): give --model.")
     if options.model is None and not models:
         raise SettingsError("The server lists no model: give --model.")
+    models = models or {}
     model = options.model or next(iter(models))
     length = models.get(model)
     return model, options.max_model_len or (length if isinstance(length, int) else None)
@@ -100,14 +106,18 @@ async def prepare(client: Client, form: RequestForm, options: argparse.Namespace
             )
         )
     except ExchangeFailed as failure:
-        hint = _HINTS.get(failure.kind, "")
-        raise ExchangeFailed(failure.kind, f"{failure.message}{hint and f' ({hint})'}") from None
+        raise _with_hint(failure) from None
     return maker
 
 
 def counts_words(options: argparse.Namespace) -> bool:
     """Whether prompts are made of words, whose tokens the server is asked to count."""
     return options.prompts is None and options.prompt_ids is None and not options.no_calibrate
+
+
+def _with_hint(failure: ExchangeFailed) -> ExchangeFailed:
+    hint = _HINTS.get(failure.kind, "")
+    return ExchangeFailed(failure.kind, f"{failure.message}{hint and f' ({hint})'}")
 
 
 async def ask(client: Client, form: RequestForm, prompt: Prompt, max_tokens: int) -> Answer:

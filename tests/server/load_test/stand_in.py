@@ -18,6 +18,7 @@ from typing import Any
 class StandIn:
     """What it does with the next requests, and what it was asked."""
 
+    refusal_of_models: str = ""  # status and body
     first_delay: float = 0.0  # seconds to the first token
     delay: float = 0.0  # between tokens
     has_usage: bool = True
@@ -45,6 +46,10 @@ class StandIn:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
                 body = json.loads(await reader.readexactly(int(length[1]) if length else 0) or b"{}")
+                if head.startswith("GET") and self.refusal_of_models:
+                    status, text = self.refusal_of_models.split(" ", 1)
+                    writer.write(_whole(int(status), text, headers="Location: https://elsewhere/v1/models\r\n"))
+                    continue
                 if head.startswith("GET"):
                     models = {"data": [{"id": "a-model", "max_model_len": 2048}]}
                     writer.write(_whole(200, json.dumps(models)))

@@ -151,6 +151,24 @@ async def test_a_server_that_refuses_the_first_request_is_told_with_what_may_hel
     assert result["summary"]["output_tokens_by"] == "pieces of text" and result["summary"]["num_output_tokens"] == 128
 
 
+@pytest.mark.parametrize(
+    ("refusal", "code", "sentence"),
+    [
+        ('401 {"error": {"message": "no key"}}', 1, "octavo: http 401: no key (give --api-key, "),
+        ("307 ", 1, "octavo: http 307: the server says to ask https://elsewhere/v1/models"),
+        ('404 {"detail": "Not Found"}', 2, "octavo: The server does not list its models (Not Found): give --model."),
+        ('200 {"models": []}', 2, "octavo: The server does not list its models (its list has another form): give "),
+        ('200 {"data": []}', 2, "octavo: The server lists no model: give --model."),
+    ],
+)
+async def test_a_server_that_names_no_model_is_told_with_what_may_help(capsys, refusal, code, sentence):
+    async with stand_in(refusal_of_models=refusal) as served:
+        assert await run(served, "--num-requests 2") == code
+        error = capsys.readouterr().err
+        assert error.startswith(sentence) and error.count("\n") == 1 and not served.bodies
+        assert await run(served, "--num-requests 2 --model a-model") == 0
+
+
 @pytest.mark.parametrize("way", ["flag", "file", "variable"])
 async def test_keys_go_along_and_are_written_nowhere(tmp_path, monkeypatch, capsys, way):
     (tmp_path / "key").write_text("the-secret\n")
