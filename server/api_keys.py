@@ -51,6 +51,8 @@ class KeyRing:
         self._reserved: set[str] = set()  # those names
         self._last_number = 0
         listed = _parse(keys, "--api-key")
+        if admin_key is not None and not _is_usable(admin_key):
+            raise UnusableKeys("The admin key is empty, or has a space or a line break in it; one often ends a file.")
         self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._file = None if file is None else file.expanduser()
         self._file_state: tuple[int, ...] | None = None  # in which its content is known
@@ -146,12 +148,16 @@ def _parse(lines: Iterable[str], where: str) -> _Entries:
         name, key = (named[1], named[2]) if named else (None, line)
         if name == ADMIN:
             raise UnusableKeys(f"{where} has a key with the name {ADMIN}, which is that of --admin-api-key.")
-        if not key or any(char.isspace() for char in key):
+        if not _is_usable(key):
             raise UnusableKeys(f"{where} has an entry (number {number}) that is neither a key nor name:key.")
         keys.append((_digest(key.encode()), name))
     if len(keys) > MAX_KEYS:
         raise UnusableKeys(f"{where} has {len(keys)} keys; at most {MAX_KEYS} are looked through for a request.")
     return tuple(keys)
+
+
+def _is_usable(key: str) -> bool:
+    return bool(key) and not any(char.isspace() for char in key)
 
 
 def _merged(

@@ -58,6 +58,14 @@ def test_keys_that_cannot_be_used(keys):
     assert "a b" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["root\n", "root ", " root", "ro ot", "", " "])
+def test_an_admin_key_that_no_header_could_carry_is_refused(key):
+    """As `echo root | base64` makes one for a Secret: it would open nothing, and nobody would know why."""
+    with pytest.raises(UnusableKeys, match="admin key") as refusal:
+        KeyRing(admin_key=key)
+    assert "root" not in str(refusal.value)
+
+
 def test_the_admin_key_is_a_key_of_its_own():
     ring = KeyRing(["alice:a"], admin_key="root")
     holder = ring.holder(b"root")
