@@ -27,7 +27,7 @@ from server.load_test.prompt_files import BadPromptFile
 from server.load_test.prompt_maker import Calibration
 from server.load_test.record import Record
 from server.load_test.request_form import RequestForm
-from server.load_test.result import Result, to_json, write_json
+from server.load_test.result import Result, write_json
 from server.load_test.screen import Progress, error_table, latency_table, search_table, summary_table
 from server.load_test.search import Found, find_rate
 from server.load_test.trace_prompts import BadTraceOptions
@@ -206,9 +206,7 @@ class _Command:
         options = self._options
         has_records = not options.no_records
         try:
-            if str(options.json) == "-":
-                Console(soft_wrap=True).print_json(data=to_json(result, has_records=has_records))
-            elif options.json is not None:
+            if options.json is not None:
                 write_json(result, options.json, has_records=has_records)
             if options.html is not None:
                 options.html.parent.mkdir(parents=True, exist_ok=True)
@@ -248,8 +246,8 @@ def _warnings(outcome: Outcome) -> list[str]:
             f"the client kept {summary.client_processors:.2f} processors busy, and one is all it can use: "
             "spread the load over several clients"
         )
-    late, first = summary.lateness.percentiles.get("p99", 0.0), summary.ttft.percentiles.get("p50", 0.0)
-    if summary.num_answered and late > _LATE_SHARE * first:
+    late, first = summary.lateness.percentiles["p99"], summary.ttft.percentiles["p50"]
+    if late is not None and first is not None and late > _LATE_SHARE * first:
         warnings.append(
             f"1 % of requests were sent {late * 1000:.3g} ms or more after they were due; latencies contain that time"
         )

@@ -113,11 +113,12 @@ def _search_section(result: Result) -> list[str]:
 
 def _percentile_by_rate(result: Result, name: str) -> list[Point]:
     assert result.search is not None
-    return [
+    times = [
         (trial.rate, outcome.summary.ttft.percentiles[name])
         for trial, outcome in zip(result.search.trials, result.trials, strict=True)
         if not trial.is_given_up
     ]
+    return [(rate, seconds) for rate, seconds in times if seconds is not None]
 
 
 def _latency_table(summary: Summary) -> str:

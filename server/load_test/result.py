@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -75,10 +76,13 @@ def client_facts() -> dict[str, Any]:
 
 
 def write_json(result: Result, path: Path, *, has_records: bool) -> None:
-    """Write it as a file."""
+    """Write it as a file, or to standard output for the path `-`."""
+    text = json.dumps(to_json(result, has_records=has_records), indent=1, ensure_ascii=False) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(to_json(result, has_records=has_records), indent=1, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
 
 
 def _row(record: Record) -> dict[str, Any]:

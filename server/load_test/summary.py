@@ -19,14 +19,14 @@ PERCENTS = (50.0, 75.0, 90.0, 95.0, 99.0)
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds, over all samples; 0 without samples."""
+    """Seconds, over all samples; None without samples."""
 
     num_samples: int
-    mean: float
-    deviation: float  # standard deviation
-    least: float
-    most: float
-    percentiles: dict[str, float]  # "p50" -> seconds
+    mean: float | None
+    deviation: float | None  # standard deviation
+    least: float | None
+    most: float | None
+    percentiles: dict[str, float | None]  # "p50" -> seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def describe(samples: "Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]",
     """Sum up samples of one latency."""
     names = [f"p{percent:g}" for percent in percents]
     if not len(samples):
-        return Latency(0, 0.0, 0.0, 0.0, 0.0, dict.fromkeys(names, 0.0))
+        return Latency(0, None, None, None, None, dict.fromkeys(names))
     values = np.asarray(samples)
     found = np.percentile(values, percents)
     return Latency(

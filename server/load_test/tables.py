@@ -48,7 +48,9 @@ def _share(part: int, whole: int) -> str:
     return f"{part:,} = {part / max(1, whole):.1%}"
 
 
-def milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float | None) -> str:
     """Seconds as milliseconds, in three digits or whole."""
+    if seconds is None:
+        return "-"
     value = seconds * 1000
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -55,7 +55,7 @@ def test_percentiles_are_those_of_numpy_and_of_the_textbook(num_samples):
 
 
 def test_no_samples_are_no_error():
-    assert describe([], (50.0,)).percentiles == {"p50": 0.0}
+    assert describe([], (50.0,)).percentiles == {"p50": None}
     summary = summarise([], Objective(ttft=1.0))
     assert (summary.num_requests, summary.seconds, summary.kept_share, summary.errors) == (0, 0.0, 0.0, ())
 
