@@ -91,6 +91,12 @@ class UsageSeries:
             "source",
             {"local_compute": prompt - cached, "local_cache_hit": cached, "external_kv_transfer": 0},
         )
+        yield make.counters(
+            "vllm:prompt_tokens_cached_by_source",
+            "Cached prompt tokens by where they were kept; elsewhere than with the KV cache, none are.",
+            "source",
+            {"device": cached, **dict.fromkeys(("host", "p2p", "disk", "external_unspecified"), 0)},
+        )
         yield make.counter("vllm:generation_tokens", "Generated tokens, as usage tells them.", generated)
 
     def _by_key(self, usages: Mapping[str, Usage]) -> Iterable[Metric]:

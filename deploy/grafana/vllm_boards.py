@@ -3,28 +3,45 @@
 Written from vLLM's examples/observability, where the boards themselves are; the variables are Grafana's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-Queries = Sequence[str]
+from deploy.grafana.vllm_detail_boards import INSTANCES, KV_CACHE, SERVICE_STATUS, SPECULATIVE_DECODING
+from deploy.grafana.vllm_queries import (
+    BETWEEN_TOKENS,
+    CHOSEN,
+    ENDED,
+    FIRST_TOKEN,
+    OVER,
+    PER_TOKEN,
+    SERVER_CHOSEN,
+    WAITING_BY_REASON,
+    WHOLE_REQUEST,
+    Queries,
+    hit_rate,
+    mean,
+    quantile,
+    quantiles,
+    ratio,
+    sum_rate,
+)
 
 _MODEL = 'model_name="$model_name"'
-_OVER = "[$__rate_interval]"
 
 
 def _percentiles_and_mean(histogram: str) -> Queries:
-    quantiles = [
-        f"histogram_quantile({share}, sum by(le) (rate({histogram}_bucket{{{_MODEL}}}{_OVER})))"
+    percentiles = [
+        f"histogram_quantile({share}, sum by(le) (rate({histogram}_bucket{{{_MODEL}}}{OVER})))"
         for share in (0.99, 0.95, 0.9, 0.5)
     ]
-    return [*quantiles, f"{_rate(f'{histogram}_sum')}\n/\n{_rate(f'{histogram}_count')}"]
+    return [*percentiles, f"{_rate(f'{histogram}_sum')}\n/\n{_rate(f'{histogram}_count')}"]
 
 
 def _rate(counter: str) -> str:
-    return f"rate({counter}{{{_MODEL}}}{_OVER})"
+    return f"rate({counter}{{{_MODEL}}}{OVER})"
 
 
 def _increase(counter: str, by: str) -> str:
-    return f"sum by({by}) (increase({counter}{{{_MODEL}}}{_OVER}))"
+    return f"sum by({by}) (increase({counter}{{{_MODEL}}}{OVER}))"
 
 
 # prometheus_grafana/grafana.json: the one that most people have loaded.
@@ -48,154 +65,120 @@ VLLM: Mapping[str, Queries] = {
     "Max Generation Token in Sequence Group": [_rate("vllm:request_max_num_generation_tokens_sum")],
 }
 
+
 # dashboards/grafana/vllm_overview.json.
-_CHOSEN = 'job=~"$job", model_name=~"$model_name", instance=~"$instance"'
-_HTTP_CHOSEN = 'job=~"$job", instance=~"$instance"'
-_FIRST_TOKEN, _BETWEEN_TOKENS = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
-_PER_TOKEN, _WHOLE_REQUEST = "vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds"
-_ENDED = "vllm:request_success_total"
-
-
-def _sum_rate(counter: str, more: str = "", by: str = "", chosen: str = _CHOSEN, over: str = _OVER) -> str:
-    return f"sum{by and f' by ({by}) '}(rate({counter}{{{chosen}{more and f', {more}'}}}{over}))"
-
-
-def _ratio(part: str, whole: str) -> str:
-    return f"{part} / ({whole} > 0)"
-
-
-def _mean(histogram: str) -> str:
-    return _ratio(_sum_rate(f"{histogram}_sum"), _sum_rate(f"{histogram}_count"))
-
-
-def _quantile(share: float, histogram: str, by: str = "le", over: str = _OVER) -> str:
-    return f"histogram_quantile({share}, {_sum_rate(f'{histogram}_bucket', by=by, over=over)})"
-
-
-def _quantiles(histogram: str, *shares: float) -> Queries:
-    return [*(_quantile(share, histogram) for share in shares), _mean(histogram)]
-
-
-def _hit_rate(cache: str) -> str:
-    return _ratio(_sum_rate(f"vllm:{cache}_hits_total"), _sum_rate(f"vllm:{cache}_queries_total"))
-
-
 def _share_of_range(histogram: str) -> str:
-    buckets = f"sum by (le) (increase({histogram}_bucket{{{_CHOSEN}}}[$__range]))"
-    return f"{buckets} / on () group_left () (sum(increase({histogram}_count{{{_CHOSEN}}}[$__range])) > 0)"
+    buckets = f"sum by (le) (increase({histogram}_bucket{{{CHOSEN}}}[$__range]))"
+    return f"{buckets} / on () group_left () (sum(increase({histogram}_count{{{CHOSEN}}}[$__range])) > 0)"
 
 
 def _within(histogram: str, variable: str) -> str:
-    return _ratio(_sum_rate(f"{histogram}_bucket", f'le="{variable}"'), _sum_rate(f"{histogram}_count"))
+    return ratio(sum_rate(f"{histogram}_bucket", f'le="{variable}"'), sum_rate(f"{histogram}_count"))
 
 
 def _of_models() -> Queries:
     by, over = "model_name", "[$__range]"
-    running = f"last_over_time(vllm:num_requests_running{{{_CHOSEN}}}{over})"
-    failed = _sum_rate(_ENDED, 'finished_reason="error"', by=by, over=over)
+    running = f"last_over_time(vllm:num_requests_running{{{CHOSEN}}}{over})"
+    failed = sum_rate(ENDED, 'finished_reason="error"', by=by, over=over)
     return [
         f"count by (model_name) (group by (model_name, instance) ({running}))",
-        _sum_rate(_ENDED, by=by, over=over),
-        _sum_rate("vllm:generation_tokens_total", by=by, over=over),
-        *(_quantile(0.95, name, "le, model_name", over) for name in (_FIRST_TOKEN, _BETWEEN_TOKENS, _WHOLE_REQUEST)),
-        _ratio(failed, _sum_rate(_ENDED, by=by, over=over)),
-        f"max by (model_name) (max_over_time(vllm:kv_cache_usage_perc{{{_CHOSEN}}}{over}))",
-        f"round(sum by (model_name) (increase(vllm:num_preemptions_total{{{_CHOSEN}}}{over})))",
+        sum_rate(ENDED, by=by, over=over),
+        sum_rate("vllm:generation_tokens_total", by=by, over=over),
+        *(quantile(0.95, name, "le, model_name", over) for name in (FIRST_TOKEN, BETWEEN_TOKENS, WHOLE_REQUEST)),
+        ratio(failed, sum_rate(ENDED, by=by, over=over)),
+        f"max by (model_name) (max_over_time(vllm:kv_cache_usage_perc{{{CHOSEN}}}{over}))",
+        f"round(sum by (model_name) (increase(vllm:num_preemptions_total{{{CHOSEN}}}{over})))",
     ]
 
 
-_WAITING_BY_REASON = [
-    f'sum(vllm:num_requests_waiting_by_reason{{{_CHOSEN}, reason="{reason}"}})' for reason in ("capacity", "deferred")
-]
-_USAGE = f"(vllm:kv_cache_usage_perc{{{_CHOSEN}}})"
-_ANSWERS = _sum_rate("http_requests_total", chosen=_HTTP_CHOSEN)
-_FAILURES = _sum_rate("http_requests_total", 'status="5xx"', chosen=_HTTP_CHOSEN)
+_USAGE = f"(vllm:kv_cache_usage_perc{{{CHOSEN}}})"
+_ANSWERS = sum_rate("http_requests_total", chosen=SERVER_CHOSEN)
+_FAILURES = sum_rate("http_requests_total", 'status="5xx"', chosen=SERVER_CHOSEN)
 _HTTP_SECONDS = [
-    _sum_rate(f"http_request_duration_seconds_{part}", by="handler", chosen=_HTTP_CHOSEN) for part in ("sum", "count")
+    sum_rate(f"http_request_duration_seconds_{part}", by="handler", chosen=SERVER_CHOSEN) for part in ("sum", "count")
 ]
 
 OVERVIEW: Mapping[str, Queries] = {
-    "Requests / s": [_sum_rate(_ENDED)],
-    "Input tok/s": [_sum_rate("vllm:prompt_tokens_total")],
-    "Output tok/s": [_sum_rate("vllm:generation_tokens_total")],
+    "Requests / s": [sum_rate(ENDED)],
+    "Input tok/s": [sum_rate("vllm:prompt_tokens_total")],
+    "Output tok/s": [sum_rate("vllm:generation_tokens_total")],
     "5xx ratio": [f"({_FAILURES} or vector(0)) / ({_ANSWERS} > 0)"],
-    "TTFT p95": [_quantile(0.95, _FIRST_TOKEN)],
-    "ITL p95": [_quantile(0.95, _BETWEEN_TOKENS)],
-    "E2E p95": [_quantile(0.95, _WHOLE_REQUEST)],
+    "TTFT p95": [quantile(0.95, FIRST_TOKEN)],
+    "ITL p95": [quantile(0.95, BETWEEN_TOKENS)],
+    "E2E p95": [quantile(0.95, WHOLE_REQUEST)],
     "Unreachable": ['count(up{job=~"$job"} == 0) or vector(0)'],
-    "Engines": [f"count(vllm:num_requests_running{{{_CHOSEN}}})"],
-    "Running": [f"sum(vllm:num_requests_running{{{_CHOSEN}}})"],
-    "Waiting": [f"sum(vllm:num_requests_waiting{{{_CHOSEN}}})"],
+    "Engines": [f"count(vllm:num_requests_running{{{CHOSEN}}})"],
+    "Running": [f"sum(vllm:num_requests_running{{{CHOSEN}}})"],
+    "Waiting": [f"sum(vllm:num_requests_waiting{{{CHOSEN}}})"],
     "KV cache": [f"max{_USAGE}"],
-    "Preemptions": [_sum_rate("vllm:num_preemptions_total")],
-    "Prefix hits": [_hit_rate("prefix_cache")],
-    "TTFT SLO": [_within(_FIRST_TOKEN, "$ttft_slo")],
-    "TPOT SLO": [_within(_PER_TOKEN, "$tpot_slo")],
+    "Preemptions": [sum_rate("vllm:num_preemptions_total")],
+    "Prefix hits": [hit_rate("prefix_cache")],
+    "TTFT SLO": [_within(FIRST_TOKEN, "$ttft_slo")],
+    "TPOT SLO": [_within(PER_TOKEN, "$tpot_slo")],
     "Per-model summary": _of_models(),
-    "Time to first token (TTFT)": _quantiles(_FIRST_TOKEN, 0.5, 0.95, 0.99),
-    "Inter-token latency (ITL)": _quantiles(_BETWEEN_TOKENS, 0.5, 0.95, 0.99),
-    "Time per output token (TPOT)": _quantiles(_PER_TOKEN, 0.5, 0.95, 0.99),
-    "End-to-end latency": _quantiles(_WHOLE_REQUEST, 0.5, 0.95, 0.99),
-    "Queue time": _quantiles("vllm:request_queue_time_seconds", 0.5, 0.95, 0.99),
+    "Time to first token (TTFT)": quantiles(FIRST_TOKEN, 0.5, 0.95, 0.99),
+    "Inter-token latency (ITL)": quantiles(BETWEEN_TOKENS, 0.5, 0.95, 0.99),
+    "Time per output token (TPOT)": quantiles(PER_TOKEN, 0.5, 0.95, 0.99),
+    "End-to-end latency": quantiles(WHOLE_REQUEST, 0.5, 0.95, 0.99),
+    "Queue time": quantiles("vllm:request_queue_time_seconds", 0.5, 0.95, 0.99),
     "Mean time per request phase": [
-        _mean(f"vllm:request_{phase}_time_seconds") for phase in ("queue", "prefill", "decode")
+        mean(f"vllm:request_{phase}_time_seconds") for phase in ("queue", "prefill", "decode")
     ],
-    "TTFT distribution": [_sum_rate(f"{_FIRST_TOKEN}_bucket", by="le")],
-    "Inter-token latency distribution": [_sum_rate(f"{_BETWEEN_TOKENS}_bucket", by="le")],
-    "End-to-end latency distribution": [_sum_rate(f"{_WHOLE_REQUEST}_bucket", by="le")],
+    "TTFT distribution": [sum_rate(f"{FIRST_TOKEN}_bucket", by="le")],
+    "Inter-token latency distribution": [sum_rate(f"{BETWEEN_TOKENS}_bucket", by="le")],
+    "End-to-end latency distribution": [sum_rate(f"{WHOLE_REQUEST}_bucket", by="le")],
     "Token throughput": [
-        _sum_rate("vllm:prompt_tokens_total", by="model_name"),
-        _sum_rate("vllm:generation_tokens_total", by="model_name"),
+        sum_rate("vllm:prompt_tokens_total", by="model_name"),
+        sum_rate("vllm:generation_tokens_total", by="model_name"),
     ],
-    "Finished requests by reason": [_sum_rate(_ENDED, by="finished_reason")],
-    "Scheduler queue": [f"sum(vllm:num_requests_running{{{_CHOSEN}}})", *_WAITING_BY_REASON],
+    "Finished requests by reason": [sum_rate(ENDED, by="finished_reason")],
+    "Scheduler queue": [f"sum(vllm:num_requests_running{{{CHOSEN}}})", *WAITING_BY_REASON.values()],
     "KV cache usage": [f"{function}{_USAGE}" for function in ("max", "avg", "min")],
-    "Preemptions / s": [_sum_rate("vllm:num_preemptions_total")],
-    "Tokens per engine step": _quantiles("vllm:iteration_tokens_total", 0.5, 0.99),
-    "Cache hit rates": [_hit_rate(cache) for cache in ("prefix_cache", "external_prefix_cache", "mm_cache")],
+    "Preemptions / s": [sum_rate("vllm:num_preemptions_total")],
+    "Tokens per engine step": quantiles("vllm:iteration_tokens_total", 0.5, 0.99),
+    "Cache hit rates": [hit_rate(cache) for cache in ("prefix_cache", "external_prefix_cache", "mm_cache")],
     "Prompt tokens by source": [
-        _sum_rate("vllm:prompt_tokens_by_source_total", f'source="{source}"')
+        sum_rate("vllm:prompt_tokens_by_source_total", f'source="{source}"')
         for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
     ],
-    "Prompt length": _quantiles("vllm:request_prompt_tokens", 0.5, 0.95, 0.99),
-    "Output length": _quantiles("vllm:request_generation_tokens", 0.5, 0.95, 0.99),
+    "Prompt length": quantiles("vllm:request_prompt_tokens", 0.5, 0.95, 0.99),
+    "Output length": quantiles("vllm:request_generation_tokens", 0.5, 0.95, 0.99),
     "Finish reason share": [
-        f"{_sum_rate(_ENDED, by='finished_reason')} "
-        f"/ ignoring (finished_reason) group_left () ({_sum_rate(_ENDED)} > 0)"
+        f"{sum_rate(ENDED, by='finished_reason')} / ignoring (finished_reason) group_left () ({sum_rate(ENDED)} > 0)"
     ],
     "Prompt length distribution": [_share_of_range("vllm:request_prompt_tokens")],
     "Output length distribution": [_share_of_range("vllm:request_generation_tokens")],
-    "HTTP requests by status": [_sum_rate("http_requests_total", by="status", chosen=_HTTP_CHOSEN)],
-    "HTTP requests by endpoint": [_sum_rate("http_requests_total", by="handler", chosen=_HTTP_CHOSEN)],
-    "HTTP mean duration by endpoint": [_ratio(*_HTTP_SECONDS)],
+    "HTTP requests by status": [sum_rate("http_requests_total", by="status", chosen=SERVER_CHOSEN)],
+    "HTTP requests by endpoint": [sum_rate("http_requests_total", by="handler", chosen=SERVER_CHOSEN)],
+    "HTTP mean duration by endpoint": [ratio(*_HTTP_SECONDS)],
 }
 
 # dashboards/grafana/query_statistics.json.
 _DEPLOYED = 'model_name=~"$Deployment_id"'
-_DEPLOYED_PROMPTS = _sum_rate("vllm:prompt_tokens_total", chosen=_DEPLOYED)
-_DEPLOYED_ENDS = _sum_rate(_ENDED, chosen=_DEPLOYED)
+_DEPLOYED_PROMPTS = sum_rate("vllm:prompt_tokens_total", chosen=_DEPLOYED)
+_DEPLOYED_ENDS = sum_rate(ENDED, chosen=_DEPLOYED)
 
 
 def _deployed_quantile(share: str, histogram: str) -> str:
-    return f"histogram_quantile({share}, sum by(le, model_name) (rate({histogram}_bucket{{{_DEPLOYED}}}{_OVER})))"
+    return f"histogram_quantile({share}, sum by(le, model_name) (rate({histogram}_bucket{{{_DEPLOYED}}}{OVER})))"
 
 
 QUERY_STATISTICS: Mapping[str, Queries] = {
-    "Successful Requests Over Time": [_sum_rate(_ENDED, by="model_name", chosen=_DEPLOYED)],
+    "Successful Requests Over Time": [sum_rate(ENDED, by="model_name", chosen=_DEPLOYED)],
     "Requests Avg Rate": [_DEPLOYED_ENDS],
-    **{f"p{share[2:]} Latency": [_deployed_quantile(share, _WHOLE_REQUEST)] for share in ("0.50", "0.90", "0.99")},
+    **{f"p{share[2:]} Latency": [_deployed_quantile(share, WHOLE_REQUEST)] for share in ("0.50", "0.90", "0.99")},
     "Input Token Size Distribution": [
-        _sum_rate("vllm:request_prompt_tokens_bucket", by="le, model_name", chosen=_DEPLOYED)
+        sum_rate("vllm:request_prompt_tokens_bucket", by="le, model_name", chosen=_DEPLOYED)
     ],
     **{
         f"Input Token Size p{share[2:]}": [_deployed_quantile(share, "vllm:request_prompt_tokens")]
         for share in ("0.50", "0.90", "0.99")
     },
     "Input Token Size Avg": [f"{_DEPLOYED_PROMPTS}\n/\n{_DEPLOYED_ENDS}"],
-    "Input Tokens Over Time": [_sum_rate("vllm:prompt_tokens_total", by="model_name", chosen=_DEPLOYED)],
+    "Input Tokens Over Time": [sum_rate("vllm:prompt_tokens_total", by="model_name", chosen=_DEPLOYED)],
     "Input Tokens/Sec Avg": [_DEPLOYED_PROMPTS],
-    "Output Tokens Over Time": [_sum_rate("vllm:generation_tokens_total", by="model_name", chosen=_DEPLOYED)],
-    "Output Tokens/Sec Avg": [_sum_rate("vllm:generation_tokens_total", chosen=_DEPLOYED)],
+    "Output Tokens Over Time": [sum_rate("vllm:generation_tokens_total", by="model_name", chosen=_DEPLOYED)],
+    "Output Tokens/Sec Avg": [sum_rate("vllm:generation_tokens_total", chosen=_DEPLOYED)],
 }
 
 
@@ -203,7 +186,7 @@ QUERY_STATISTICS: Mapping[str, Queries] = {
 def _statistics(histogram: str) -> Queries:
     sums = [f"{histogram}_{part}" for part in ("sum", "count")]
     return [
-        " / ".join(f"rate({name}{_OVER})" for name in sums),
+        " / ".join(f"rate({name}{OVER})" for name in sums),
         *(
             f"histogram_quantile({share}, sum by(le) (rate({histogram}_bucket[{over}])))"
             for share in ("0.50", "0.90", "0.99")
@@ -214,11 +197,11 @@ def _statistics(histogram: str) -> Queries:
 
 
 PERFORMANCE_STATISTICS: Mapping[str, Queries] = {
-    "E2E Latency": _statistics(_WHOLE_REQUEST),
-    "TTFT": _statistics(_FIRST_TOKEN),
-    "ITL": _statistics(_BETWEEN_TOKENS),
+    "E2E Latency": _statistics(WHOLE_REQUEST),
+    "TTFT": _statistics(FIRST_TOKEN),
+    "ITL": _statistics(BETWEEN_TOKENS),
     "TPS (Tokens Per Second) Over Time": [
-        f"rate({counter}{_OVER})"
+        f"rate({counter}{OVER})"
         for counter in ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:iteration_tokens_total_count")
     ],
 }
@@ -226,6 +209,10 @@ PERFORMANCE_STATISTICS: Mapping[str, Queries] = {
 VLLM_BOARDS: Mapping[str, Mapping[str, Queries]] = {
     "vLLM": VLLM,
     "vLLM overview": OVERVIEW,
+    "vLLM instances": INSTANCES,
+    "vLLM KV cache": KV_CACHE,
+    "vLLM speculative decoding": SPECULATIVE_DECODING,
+    "vLLM service status": SERVICE_STATUS,
     "vLLM query statistics": QUERY_STATISTICS,
     "vLLM performance statistics": PERFORMANCE_STATISTICS,
 }

@@ -37,7 +37,7 @@ VLLM_SERIES = {
         **dict.fromkeys(("spec_decode_num_drafts", "spec_decode_num_draft_tokens"), ()),
         "spec_decode_num_accepted_tokens": (),
         "spec_decode_num_accepted_tokens_per_pos": ("position",),
-        "prompt_tokens_by_source": ("source",),
+        **dict.fromkeys(("prompt_tokens_by_source", "prompt_tokens_cached_by_source"), ("source",)),
         "request_success": ("finished_reason",),
         "admission_rejections": ("reason",),
     },

@@ -49,6 +49,8 @@ def test_whoever_asks_is_counted_once_in_a_bounded_number_of_series(known, had):
         "local_cache_hit": cached,
         "external_kv_transfer": 0,
     }
+    kept_in = {key: n for (name, key), n in values.items() if name == "vllm:prompt_tokens_cached_by_source_total"}
+    assert kept_in == {"device": cached, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
 
 
 def test_a_name_keeps_its_series_when_others_come():

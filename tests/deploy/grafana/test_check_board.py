@@ -10,6 +10,7 @@ import pytest
 
 from deploy.grafana.board_queries import PanelQuery
 from deploy.grafana.check_board import VALUES, Answer, all_queries, ask, panels_table
+from deploy.grafana.vllm_boards import VLLM_BOARDS
 from deploy.local_prometheus import QueryRefused, Sample, local_prometheus
 
 COUNTER = 'rate(vllm:generation_tokens_total{engine=~"$engine"}[$__rate_interval])'
@@ -59,6 +60,15 @@ def test_what_counts_trouble_may_be_zero_but_not_missing(query):
     assert asked(Scripted(), query).state == "no series"
 
 
+def test_what_no_server_of_ours_does_may_be_left_out_but_not_missing():
+    drafts = "sum(rate(vllm:spec_decode_num_drafts_total[1m]))"
+    assert asked(Scripted(), f"{drafts} / ({drafts} > 0)").state == "answered"
+    assert asked(Scripted(0.0), drafts).state == "answered"
+    assert asked(Scripted(), drafts).state == "no series"
+    for never_left_out in (COUNTER, drafts):
+        assert asked(Scripted(), f"{never_left_out} / ({COUNTER} > 0)").state == "no series"
+
+
 def test_a_refused_query_keeps_the_reason():
     answer = asked(Scripted(refuses="bad_data: no"))
     assert (answer.state, answer.message) == ("refused", "bad_data: no")
@@ -80,7 +90,8 @@ def test_a_panel_is_wrong_if_one_of_its_queries_is():
 
 def test_our_board_and_vllms_are_asked():
     boards = {query.board for query in all_queries()}
-    assert {"Octavo", "vLLM", "vLLM overview"} <= boards
+    assert boards == {"Octavo", *VLLM_BOARDS}
+    assert len(VLLM_BOARDS) == 8
 
 
 class Exporter(BaseHTTPRequestHandler):
