@@ -1,14 +1,13 @@
 """Tells whether the server in this container is ready: exit code 0, or 1 and a line that says why not.
 
-`python healthcheck.py [--live]`; with --live it is enough that the event loop answers. Address and key are those that
-the server was started with: the flags that process 1 was given, the variables, the settings file, in this order.
+`python healthcheck.py [--live]`; with --live it is enough that the event loop answers. Neither wants a key. The address
+is what the server was started with: the flags that process 1 was given, the variables, the settings file, in this order.
 Standard library only, and nothing of ours: it runs every few seconds, beside what it asks.
 """
 
 import http.client
 import json
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,9 @@ from typing import Any
 READY_PATH = "/health/ready"
 LIVE_PATH = "/health/live"
 FIRST_PROCESS = Path("/proc/1/cmdline")
-_NAMES = ("config", "host", "port", "api_key", "api_key_file", "admin_api_key")
+_NAMES = ("config", "host", "port")
 _DEFAULT_PORT = 8000
 _SECONDS = 4.0  # less than the image's HEALTHCHECK gives, so that the reason is told
-_NAMED_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:\s*(.*)")  # `name:key`, as server/api_keys.py reads it
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a server that listens everywhere
 
 
@@ -52,34 +50,17 @@ def address_of(settings: Mapping[str, Any]) -> tuple[str, int]:
     return _LOOPBACK.get(host, host), int(port)
 
 
-def key_of(settings: Mapping[str, Any]) -> str | None:
-    """A key that the server takes; None where it is open. Raises OSError."""
-    if admin := settings.get("admin_api_key"):
-        return str(admin)
-    keys = settings.get("api_key") or []
-    entries = [entry.strip() for entry in keys.split(",")] if isinstance(keys, str) else list(keys)
-    if not entries and (file := settings.get("api_key_file")):
-        lines = Path(file).expanduser().read_text(encoding="utf-8-sig").splitlines()
-        entries = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-    if not entries:
-        return None
-    named = _NAMED_KEY.fullmatch(entries[0])
-    return named[1] if named else entries[0]
-
-
-def ask(path: str, host: str, port: int, key: str | None) -> str | None:
+def ask(path: str, host: str, port: int) -> str | None:
     """The reason why the server does not answer `path` with 200; None where it does. Raises OSError, HTTPException."""
     connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
     try:
-        connection.request("GET", path, headers={} if key is None else {"Authorization": f"Bearer {key}"})
+        connection.request("GET", path)
         answer = connection.getresponse()
         body = answer.read(4096)
     finally:
         connection.close()
     if answer.status == 200:
         return None
-    if answer.status in (401, 403):
-        return f"{path} asks for a key that this check does not find: set OCTAVO_API_KEY or OCTAVO_API_KEY_FILE"
     try:
         return f"{path} answered {answer.status}: {json.loads(body)['status']}"
     except (ValueError, KeyError, TypeError):
@@ -93,9 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         command = FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")
-        settings = settings_of(command, os.environ)
-        host, port = address_of(settings)
-        reason = ask(LIVE_PATH if arguments else READY_PATH, host, port, key_of(settings))
+        host, port = address_of(settings_of(command, os.environ))
+        reason = ask(LIVE_PATH if arguments else READY_PATH, host, port)
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = f"not answered: {error or type(error).__name__}"
     print(reason or "ready")

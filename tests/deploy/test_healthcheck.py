@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.api_keys import key_ring
 from server.cli import _build_parsers, _flags_of
 from server.config import load_settings
+from server.middleware import HEALTH_PATHS
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "healthcheck.py"
 SPEC = importlib.util.spec_from_file_location("healthcheck", SCRIPT)
@@ -20,24 +20,21 @@ SPEC.loader.exec_module(healthcheck)
 
 
 class StandIn(ThreadingHTTPServer):
-    """Answers as it is told, to whoever brings its key."""
+    """Answers as it is told."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.status, self.body, self.key = 200, b'{"status":"ready"}', None
+        self.status, self.body = 200, b'{"status":"ready"}'
         self.asked: list[str] = []
 
 
 class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
-        key = self.server.key
-        allowed = key is None or self.headers["Authorization"] == f"Bearer {key}"
-        status, body = (self.server.status, self.server.body) if allowed else (401, b"{}")
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(self.server.body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(self.server.body)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -67,6 +64,10 @@ def test_a_ready_server_is_healthy(stand_in):
     assert stand_in.asked == ["/health/ready", "/health/live"]
 
 
+def test_what_it_asks_for_needs_no_key():
+    assert {healthcheck.READY_PATH, healthcheck.LIVE_PATH} <= HEALTH_PATHS
+
+
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
@@ -89,21 +90,6 @@ def test_a_server_that_is_not_there_is_unhealthy(stand_in):
     assert said.startswith("not answered:")
 
 
-def test_a_key_is_sent_and_a_missing_one_is_told(stand_in, tmp_path):
-    stand_in.key = "secret"
-    port = str(stand_in.server_port)
-    code, said = check(OCTAVO_PORT=port)
-    assert code == 1
-    assert "OCTAVO_API_KEY" in said
-    assert check(OCTAVO_PORT=port, OCTAVO_API_KEY="alice:secret,other") == (0, "ready")
-    keys = tmp_path / "keys"
-    keys.write_text("# people\n\nalice: secret\nbob:other\n")
-    assert check(OCTAVO_PORT=port, OCTAVO_API_KEY_FILE=str(keys)) == (0, "ready")
-    code, said = check(OCTAVO_PORT=port, OCTAVO_API_KEY_FILE=str(tmp_path / "none"))
-    assert code == 1
-    assert "none" in said
-
-
 def test_a_port_that_is_taken_at_random_is_told():
     code, said = check(OCTAVO_PORT="0")
     assert code == 1
@@ -119,24 +105,19 @@ FLAGS = [
     ("--port", "9001"),
     ("--port=9001", "--host", "0.0.0.0"),
     ("--host", "::"),
-    ("--api-key", "flag-key"),
-    ("--api-key", "alice:flag-key", "--api-key", "bob:other"),
     ("--api-key=alice:flag-key", "--max-num-seqs", "4"),
-    ("--admin-api-key", "root-key", "--api-key", "flag-key"),
     ("--config", "FILE"),
     ("--config=FILE", "--port", "9001"),
 ]
 VARIABLES = [
     {},
     {"OCTAVO_PORT": "9002", "OCTAVO_HOST": "::1"},
-    {"OCTAVO_API_KEY": "alice: env-key, bob:other"},
-    {"OCTAVO_ADMIN_API_KEY": "env-root", "OCTAVO_PORT": ""},
+    {"OCTAVO_HOST": "0.0.0.0", "OCTAVO_PORT": ""},
     {"OCTAVO_PORT": "tcp://10.0.0.1:8000"},
     {"OCTAVO_CONFIG": "FILE", "OCTAVO_PORT": "9002"},
 ]
 FILES = [
-    'port = 9003\nhost = "127.0.0.2"\napi_key = ["carol:file-key"]\n',
-    'admin-api-key = "file-root"\n',
+    'port = 9003\nhost = "127.0.0.2"\n',
     "max_num_seqs = 4\n",
 ]
 
@@ -155,12 +136,6 @@ def test_it_reads_settings_as_the_server_does(flags, variables, file, tmp_path, 
     settings = load_settings(parsed_flags(flags))
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     assert healthcheck.address_of(found) == (host, settings.port)
-    keys, key = key_ring(settings), healthcheck.key_of(found)
-    if key is None:
-        assert keys.is_open
-        assert not keys.has_admin_key
-    else:
-        assert keys.holder(key.encode()) is not None
 
 
 def parsed_flags(flags):
