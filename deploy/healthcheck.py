@@ -1,8 +1,8 @@
 """Tells whether the server in this container is ready: exit code 0, or 1 and a line that says why not.
 
 `python healthcheck.py [--live]`; with --live it is enough that the event loop answers. Neither wants a key. The address
-is what the server was started with: the flags that process 1 was given, the variables, the settings file, in this order.
-Standard library only, and nothing of ours: it runs every few seconds, beside what it asks.
+is the server's: from the flags that process 1 was given, the variables, the settings file, in this order. The standard
+library only, and nothing of ours: it runs every few seconds, beside what it asks.
 """
 
 import http.client
