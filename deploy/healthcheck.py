@@ -25,7 +25,8 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a
 
 def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """What is known of the server's settings; the first source of a setting counts. Raises OSError, ValueError."""
-    variables = {name: environment.get(f"OCTAVO_{name.upper()}", "") for name in _NAMES}
+    known = {name.upper(): value for name, value in environment.items()}  # the server minds no case either
+    variables = {name: known.get(f"OCTAVO_{name.upper()}", "") for name in _NAMES}
     if "://" in variables["port"]:  # Kubernetes describes a service called octavo so; the server ignores it as well
         del variables["port"]
     flags: dict[str, Any] = {}
@@ -33,7 +34,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> dic
         flag, has_value, value = argument.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and name in _NAMES:
-            flags.setdefault(name, value if has_value else following)
+            flags[name] = value if has_value else following
     given = {**{name: value for name, value in variables.items() if value}, **flags}
     if not given.get("config"):
         return given

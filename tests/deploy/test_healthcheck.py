@@ -108,6 +108,7 @@ FLAGS = [
     ("--api-key=alice:flag-key", "--max-num-seqs", "4"),
     ("--config", "FILE"),
     ("--config=FILE", "--port", "9001"),
+    ("--port", "9001", "--host", "127.0.0.3", "--port", "9004"),
 ]
 VARIABLES = [
     {},
@@ -115,6 +116,7 @@ VARIABLES = [
     {"OCTAVO_HOST": "0.0.0.0", "OCTAVO_PORT": ""},
     {"OCTAVO_PORT": "tcp://10.0.0.1:8000"},
     {"OCTAVO_CONFIG": "FILE", "OCTAVO_PORT": "9002"},
+    {"octavo_port": "9005"},
 ]
 FILES = [
     'port = 9003\nhost = "127.0.0.2"\n',
