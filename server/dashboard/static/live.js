@@ -67,6 +67,7 @@ document.getElementById("main").replaceChildren(
 
 let known = null; // the PoolPicture that is shown
 let lookedAt = 0; // when, at the earliest, the engine was asked for it
+let silence = ""; // why the engine told nothing when it was last asked
 let ahead = 0; // seconds by which the server's clock is ahead of this machine's
 poll(askLive);
 poll(askPool);
@@ -80,7 +81,7 @@ async function askLive(signal) {
     notice.show(error.status === 401 ? explainKey() : error.message);
     return isRefused(error) ? null : SECONDS;
   }
-  notice.show(live.ready ? "" : whyNotReady(live));
+  notice.show(live.ready ? silence : whyNotReady(live));
   ahead = live.time - Date.now() / 1000;
   show(live);
   return SECONDS;
@@ -93,11 +94,13 @@ async function askPool(signal) {
       known = new PoolPicture(buffer);
       pool.show(known);
     }
+    silence = "";
     lookedAt = Date.now() / 1000 + ahead - (known?.secondsUntilNext ?? 0);
     return Math.max(SECONDS, known?.secondsUntilNext ?? 0);
   } catch (error) {
     if (signal.aborted || !(error instanceof ApiError)) throw error;
-    return isRefused(error) ? null : SECONDS; // the rest of the page says what is the matter
+    silence = error.message;
+    return isRefused(error) ? null : SECONDS;
   }
 }
 

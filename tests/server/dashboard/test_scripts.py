@@ -153,6 +153,14 @@ def test_numbers_go_on_while_the_pool_is_waited_for(live):
     assert num_asked(live, "/pool") == 0, "one question at a time"
 
 
+def test_an_engine_that_is_silent_is_told_of_long_before_it_counts_as_lost(live):
+    live.run("""window.answer = (path) => path.endsWith("/pool") ? Promise.resolve(new Response(
+        '{"error": {"message": "It is too busy.", "code": "engine_unavailable"}}', { status: 503 })) : undefined;""")
+    live.until(lambda: live.text(".notice") == "It is too busy.")
+    live.run("window.answer = () => undefined")
+    live.until(lambda: live.run("return document.querySelector('.notice').hidden"))
+
+
 def test_nothing_is_shown_of_an_engine_that_is_lost(live):
     live.run("""
         window.answer = (path) => path.endsWith("/live")
