@@ -20,7 +20,7 @@ from server.load_test.client import BadUrl, Client, read_target
 from server.load_test.exchange_errors import ExchangeFailed
 from server.load_test.html_report import build_html
 from server.load_test.load import Load, TooLate
-from server.load_test.options import parse
+from server.load_test.options import DEFAULT_START_RATE, least_rate, parse
 from server.load_test.plan import Plan
 from server.load_test.preparation import counts_words, headers_of, meet, prepare
 from server.load_test.prompt_files import BadPromptFile
@@ -71,7 +71,6 @@ class _Command:
         self._seed = options.seed if options.seed is not None else time.time_ns() % 2**31
         self._goal = options.slo_share or DEFAULT_GOAL
         self._began = datetime.now(UTC)
-        self._load: Load | None = None  # the one that runs
         self._is_interrupted = False
 
     async def run(self) -> int:
@@ -93,22 +92,21 @@ class _Command:
             maker = await prepare(client, form, options, str(self._seed))
             trials = Trials(client, form, workload, maker, objective_of(options), self._goal, self._follow)
             self._say(f"{target.url}, model {model}: {workload.source.name}; {workload.describe()}; seed {self._seed}")
-            if options.find_rate:
-                found = await self._search(trials)
-                outcome = _chosen(found, trials.outcomes)
-            else:
-                found = None
-                with self._interruptible():
-                    outcome = await trials.run()
+            with self._interruptible(trials):
+                found = await self._search(trials) if options.find_rate else None
+                outcome = await trials.run() if found is None else _chosen(found, trials.outcomes)
         finally:
             client.close()
+        if outcome is None:
+            self._say("Interrupted before a trial was over.")
+            return EXIT_INTERRUPTED
         server = {
             "url": target.url,
             "model": model,
             "endpoint": options.endpoint,
             "max_model_len": max_model_len,
         }
-        result = self._result(workload, form, maker.calibration, server, outcome, found, trials.outcomes)
+        result = self._result(workload, form, maker.calibration, server, outcome, found, trials)
         self._write(result)  # first: whoever reads what is printed may stop reading
         self._print(result)
         return self._exit_code(result)
@@ -117,8 +115,8 @@ class _Command:
         options = self._options
         return await find_rate(
             trials.attempt,
-            start=options.rate or 1.0,
-            least=options.least_rate or 0.01,
+            start=options.rate or DEFAULT_START_RATE,
+            least=least_rate(options),
             most=options.most_rate or 10_000.0,
             precision=options.precision or 0.1,
         )
@@ -127,16 +125,12 @@ class _Command:
         self, title: str, plan: Plan
     ) -> tuple[Callable[[Record], None], Callable[[Load], AbstractAsyncContextManager[None]]]:
         progress = Progress(title, plan.num_requests, self._options.duration)
-
-        def shown(load: Load) -> AbstractAsyncContextManager[None]:
-            self._load = load
-            return progress.shown(load, self._errors, is_shown=not self._options.no_progress)
-
-        return progress.take, shown
+        is_shown = not self._options.no_progress
+        return progress.take, lambda load: progress.shown(load, self._errors, is_shown=is_shown)
 
     @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C stops the load, and what came of it so far is reported; the second ends the command."""
+    def _interruptible(self, trials: Trials) -> Iterator[None]:
+        """The first Ctrl-C stops the load or search, and what came of it so far is reported; the second ends all."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -145,8 +139,7 @@ class _Command:
         def interrupt() -> None:
             self._is_interrupted = True
             loop.remove_signal_handler(signal.SIGINT)
-            if self._load is not None:
-                self._load.stop()
+            trials.stop()
 
         loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
@@ -162,7 +155,7 @@ class _Command:
         server: dict[str, Any],
         outcome: Outcome,
         found: Found | None,
-        outcomes: Sequence[Outcome],
+        trials: Trials,
     ) -> Result:
         fields = {
             "ignore_eos": form.ignore_eos,
@@ -172,20 +165,25 @@ class _Command:
         }
         is_guessed = counts_words(self._options) and not calibration.is_measured
         uncounted = ("the server did not say how many tokens a prompt has: a word was taken for a token",) * is_guessed
-        interrupted = ("the load was interrupted: requests that were open count as failed",) * self._is_interrupted
+        interrupted = "the load was interrupted: requests that were open count as failed"
+        if found is not None:
+            interrupted = "the search was interrupted: the trial that ran does not count"
+        ends = [interrupted] * self._is_interrupted
+        if trials.failure is not None:
+            ends.append(f"the search ended: the server answers no more ({trials.failure.message})")
         return Result(
             began=self._began,
             server=server,
             load=workload.describe(),
             prompts=outcome.plan.name,
             seed=self._seed,
-            notes=(*outcome.plan.notes, *uncounted, *interrupted, *_warnings(outcome)),
+            notes=(*outcome.plan.notes, *uncounted, *ends, *_warnings(outcome)),
             request_fields=fields,
             calibration=asdict(calibration),
             outcome=outcome,
             goal=self._goal,
             search=found,
-            trials=tuple(outcomes) if found else (),
+            trials=tuple(trials.outcomes) if found else (),
         )
 
     def _print(self, result: Result) -> None:
@@ -227,14 +225,14 @@ class _Command:
         self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _chosen(found: Found, outcomes: Sequence[Outcome]) -> Outcome:
-    """The last trial that kept the rate that was found, or the last of all."""
+def _chosen(found: Found, outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The last trial that kept the rate that was found, or the last of all; None without any."""
     kept = [
         outcome
         for trial, outcome in zip(found.trials, outcomes, strict=True)
         if trial.is_kept and trial.rate == found.rate
     ]
-    return kept[-1] if kept else outcomes[-1]
+    return next(reversed(kept or outcomes), None)
 
 
 def _warnings(outcome: Outcome) -> list[str]:
@@ -260,7 +258,8 @@ def _warnings(outcome: Outcome) -> list[str]:
 
 def _verdict(found: Found, objective: str) -> str:
     if found.rate is None:
-        return f"No rate keeps the objective ({objective}): the lowest tried was {found.broken_rate:.4g} sessions/s."
+        tried = f"the lowest tried was {found.broken_rate:.4g} sessions/s. Lower ones may need a longer --duration."
+        return f"No rate keeps the objective ({objective}): {tried}"
     if found.broken_rate is None:
         return (
             f"{found.rate:.4g} sessions/s keep the objective ({objective}), and it may go on: nothing higher was tried."

@@ -14,6 +14,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_USERS = 8
 DEFAULT_REQUESTS = 100
 DEFAULT_SEARCH_SECONDS = 30.0
+DEFAULT_START_RATE = 1.0
+_LEAST_SESSIONS = 10  # of a trial: one that misses by chance must not decide it
 _SYNTHETIC = ("prefix_tokens", "num_prefixes", "turns", "input_tokens", "prompt_ids")
 _TRACE = ("first", "until", "sample", "tokens_per_run", "token_scale", "output_scale", "think_scale", "session_spread")
 # Flags that mean something beside another only: flag -> those, one of which must be there.
@@ -236,7 +238,9 @@ def _add_objective_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--fail-under", action="store_true", help="end with 1 where fewer are: for automatic checks")
     group.add_argument("--find-rate", action="store_true", help="search the highest rate that keeps the objective")
     group.add_argument("--precision", type=_number(0.005, 1), metavar="P", help="of the rate found (default: 0.1)")
-    group.add_argument("--least-rate", type=_number(1e-6, 1e6), metavar="R", help="to be tried (default: 0.01)")
+    group.add_argument(
+        "--least-rate", type=_number(1e-6, 1e6), metavar="R", help="to be tried (default: 10 in a trial)"
+    )
     group.add_argument("--most-rate", type=_number(1e-6, 1e6), metavar="R", help="to be tried (default: 10000)")
 
 
@@ -282,10 +286,36 @@ def _check_together(options: argparse.Namespace) -> None:
         raise SettingsError(f"--arrivals {options.arrivals} needs --rate or --find-rate.")
     if options.burstiness is not None and options.arrivals != "gamma":
         raise SettingsError("--burstiness needs --arrivals gamma.")
+    if options.find_rate:
+        _check_rates(options)
     if options.prompt_ids and options.endpoint == "chat":
         raise SettingsError("--prompt-ids needs --endpoint completions: chats take no token ids.")
     if options.prompt_ids and options.turns:
         raise SettingsError("--prompt-ids and --turns do not go together: answers come as text.")
+
+
+def least_rate(options: argparse.Namespace) -> float:
+    """The lowest rate that a search tries: so many sessions in a trial at least that it can be judged."""
+    return float(options.least_rate or _LEAST_SESSIONS / _trial_seconds(options))
+
+
+def _trial_seconds(options: argparse.Namespace) -> float:
+    """How long sessions of a trial start; endless where their number ends it."""
+    return float(options.duration or (math.inf if options.num_requests else DEFAULT_SEARCH_SECONDS))
+
+
+def _check_rates(options: argparse.Namespace) -> None:
+    seconds = _trial_seconds(options)
+    for name in ("rate", "least_rate", "most_rate"):
+        rate = getattr(options, name)
+        if rate is not None and rate * seconds < _LEAST_SESSIONS - 0.01:
+            raise SettingsError(
+                f"{_flag(name)}: a trial at {rate:g} sessions/s would have about {rate * seconds:.3g} sessions in "
+                f"{seconds:g} s, and it takes {_LEAST_SESSIONS} to judge one: give {_flag(name)} "
+                f"{_LEAST_SESSIONS / seconds:.4g}, or --duration {_LEAST_SESSIONS / rate:.4g}."
+            )
+    if options.most_rate is not None and options.most_rate < least_rate(options):
+        raise SettingsError(f"--most-rate {options.most_rate:g} lies below --least-rate {least_rate(options):g}.")
 
 
 def _flag(name: str) -> str:

@@ -31,7 +31,7 @@ class Found:
 
 
 async def find_rate(
-    attempt: Callable[[float], Awaitable[Trial]],
+    attempt: Callable[[float], Awaitable[Trial | None]],
     *,
     start: float,
     least: float,
@@ -44,7 +44,7 @@ async def find_rate(
     that breaks the second time becomes the upper end of what is searched.
 
     Args:
-        attempt: tries a rate; each call draws anew.
+        attempt: tries a rate; each call draws anew. None ends the search.
         start: the first rate.
         least: below it the search gives up.
         most: above it the search does not go.
@@ -53,7 +53,8 @@ async def find_rate(
     search = _Search(attempt, most)
     rate = min(max(start, least), most)
     while len(search.trials) < MAX_TRIALS:
-        await search.try_rate(rate)
+        if not await search.try_rate(rate):
+            break
         kept, broken = search.kept, search.broken
         if kept is None:
             if broken is not None and broken <= least:
@@ -76,7 +77,7 @@ async def find_rate(
 class _Search:
     """What is known so far."""
 
-    def __init__(self, attempt: Callable[[float], Awaitable[Trial]], most: float) -> None:
+    def __init__(self, attempt: Callable[[float], Awaitable[Trial | None]], most: float) -> None:
         self.trials: list[Trial] = []
         self._attempt = attempt
         self._most = most
@@ -96,5 +97,9 @@ class _Search:
         """Trials of exactly this rate that kept it."""
         return sum(trial.is_kept and trial.rate == rate for trial in self.trials)
 
-    async def try_rate(self, rate: float) -> None:
-        self.trials.append(await self._attempt(rate))
+    async def try_rate(self, rate: float) -> bool:
+        """Whether there was a trial."""
+        trial = await self._attempt(rate)
+        if trial is not None:
+            self.trials.append(trial)
+        return trial is not None

@@ -145,6 +145,60 @@ async def test_the_search_finds_what_a_server_can_do(tmp_path, capsys, monkeypat
     assert "Highest rate" in Page((tmp_path / "r.html").read_text()).texts
 
 
+async def test_a_trial_begins_when_what_was_given_up_before_is_worked_off(monkeypatch, tmp_path):
+    """The stand-in works on, 10 ms for each, for clients that have left."""
+    monkeypatch.setattr(trials, "_REST_SECONDS", 0.01)
+    num_open_at_start = []
+    async with stand_in() as served:
+        gate = asyncio.Semaphore(1)
+
+        async def wait_for_turn(_: float) -> None:
+            async with gate:
+                await asyncio.sleep(0.01)
+
+        def look(number, body):
+            if body["max_tokens"] == 1 and served.bodies[number - 1]["max_tokens"] != 1:
+                num_open_at_start.append(served.num_open)
+
+        served.wait, served.fails = wait_for_turn, look
+        line = "--find-rate --rate 400 --least-rate 200 --most-rate 400 --duration 1 --output-tokens 1 --slo-ttft 50ms"
+        assert await run(served, f"{line} --arrivals constant --no-calibrate --json {tmp_path}/r.json") == 1
+    search = json.loads((tmp_path / "r.json").read_text())["search"]
+    assert [(trial["rate"], trial["is_given_up"]) for trial in search["trials"]] == [(400, True), (200, True)]
+    assert all(trial["share"] < 0.9 for trial in search["trials"])
+    assert len(num_open_at_start) == 2 and max(num_open_at_start) == 1
+
+
+async def test_an_interrupted_search_reports_the_trials_that_were_over(tmp_path):
+    """The stand-in answers the first trial and none after it."""
+    async with stand_in(fails=lambda number, body: "never" if number >= 2 + 20 else None) as served:
+        line = "--find-rate --slo-ttft 60 --rate 20 --duration 1 --arrivals constant --output-tokens 1 --no-calibrate"
+        command = [sys.executable, "-m", "server.cli", "load-test", served.url, *line.split()]
+        process = await asyncio.create_subprocess_exec(
+            *command, "--json", str(tmp_path / "r.json"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        while len(served.bodies) < 2 + 20 + 5:
+            await asyncio.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        output, _ = await process.communicate()
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert process.returncode == 130 and b"20 sessions/s keep the objective" in output
+    assert [trial["is_kept"] for trial in result["search"]["trials"]] == [True]
+    assert result["search"]["rate"] == 20 and not result["search"]["is_complete"]
+    assert result["summary"]["num_answered"] == 20 and any("interrupted" in note for note in result["notes"])
+
+
+async def test_a_search_ends_with_what_it_knows_where_the_server_ends(tmp_path, monkeypatch):
+    """The stand-in answers nothing any more once the first trial is lost."""
+    monkeypatch.setattr(trials, "_REST_SECONDS", 0.01)
+    async with stand_in(fails=lambda number, body: "busy" if number >= 2 else None) as served:
+        line = "--find-rate --slo-ttft 60 --rate 20 --duration 1 --output-tokens 1 --no-calibrate"
+        assert await run(served, f"{line} --json {tmp_path}/r.json") == 1
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert len(result["search"]["trials"]) == 1
+    assert any("the search ended: the server answers no more (too many requests)" in note for note in result["notes"])
+
+
 async def test_a_search_without_success_ends_with_1(capsys):
     async with stand_in(first_delay=0.2) as served:
         line = "--find-rate --rate 20 --least-rate 20 --duration 1 --output-tokens 1 --slo-ttft 50ms"

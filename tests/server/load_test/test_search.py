@@ -48,6 +48,16 @@ async def test_chance_does_not_lead_it_far_astray(seed):
     assert all(trial.is_kept for trial in found.trials if trial.rate == found.rate)
 
 
+async def test_a_search_that_is_ended_says_what_it_knows():
+    trials = iter([Trial(1.0, True, 1.0), Trial(2.0, True, 1.0), Trial(4.0, False, 0.0), None])
+
+    async def attempt(rate):
+        return next(trials)
+
+    found = await find_rate(attempt, start=1.0, least=0.01, most=1e4, precision=0.1)
+    assert (found.rate, found.broken_rate, found.is_complete) == (2.0, 4.0, False) and len(found.trials) == 3
+
+
 async def test_a_server_of_pure_chance_ends_the_search_all_the_same():
     chance = random.Random(1)
 

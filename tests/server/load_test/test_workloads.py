@@ -253,6 +253,17 @@ def test_a_file_is_replayed_at_its_times_or_asked_again_and_again(tmp_path):
         ("--arrivals poisson", "--arrivals poisson needs --rate or --find-rate."),
         ("--burstiness 2 --rate 1", "--burstiness needs --arrivals gamma."),
         ("--find-rate", "--find-rate needs an objective: --slo-ttft, --slo-tpot, --slo-itl or --slo-e2e."),
+        (
+            "--find-rate --slo-ttft 1 --duration 20 --least-rate 0.1",
+            "--least-rate: a trial at 0.1 sessions/s would have about 2 sessions in 20 s, and it takes 10 to judge one:"
+            " give --least-rate 0.5, or --duration 100.",
+        ),
+        (
+            "--find-rate --slo-ttft 1 --rate 0.2",
+            "--rate: a trial at 0.2 sessions/s would have about 6 sessions in 30 s, and it takes 10 to judge one:"
+            " give --rate 0.3333, or --duration 50.",
+        ),
+        ("--find-rate --slo-ttft 1 --least-rate 3 --most-rate 2", "--most-rate 2 lies below --least-rate 3."),
         ("--fail-under", "--fail-under needs an objective: --slo-ttft, --slo-tpot, --slo-itl or --slo-e2e."),
         ("--slo-ttft 0", "Argument --slo-ttft: 0 is not a time above 0."),
         ("--slo-ttft 5x", "Argument --slo-ttft: '5x' is no time such as 2, 2s, 200ms or 5m."),
