@@ -115,7 +115,8 @@ class Inspected(msgspec.Struct, frozen=True, tag=True, array_like=True):
     token_ids: list[int]  # of the prompt, and those that followed
     num_prompt_tokens: int
     block_ids: list[int]  # the block table at the end
-    num_pool_blocks: int  # of which the others are held by sequences that are made up
+    num_pool_blocks: int
+    other_block_ids: list[int]  # of the pool, held by sequences that are made up
     steps: list[StepRecord]
     outline: AttentionOutline
     layers: list[LayerShapes]

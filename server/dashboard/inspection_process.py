@@ -95,7 +95,7 @@ class InspectorModel:
 
     def _inspect(self, question: InspectPrompt) -> Inspected:
         most = len(question.token_ids) + question.max_tokens - 1
-        manager = _busy_pool(-(-most // self._block_size), self._block_size)
+        manager, other_block_ids = _busy_pool(-(-most // self._block_size), self._block_size)
         table = BlockTable()
 
         def allocate(num_tokens: int) -> list[int]:
@@ -106,7 +106,7 @@ class InspectorModel:
             self._decoder, question.token_ids, question.max_tokens, manager.num_blocks, self._block_size, allocate
         )
         self._keep(question.inspection_id, inspection)
-        return _described(inspection)
+        return _described(inspection, other_block_ids)
 
     def _keep(self, inspection_id: str, inspection: Inspection) -> None:
         self._kept[inspection_id] = inspection
@@ -116,18 +116,18 @@ class InspectorModel:
             self._kept.popitem(last=False)
 
 
-def _busy_pool(num_free: int, block_size: int) -> BlockManager:
-    """A pool with `num_free` free blocks, which lie apart and out of order as on a server that is at work."""
+def _busy_pool(num_free: int, block_size: int) -> tuple[BlockManager, list[int]]:
+    """A pool whose `num_free` free blocks lie apart and out of order, as on a server at work; and what others hold."""
     manager = BlockManager(2 * num_free + _NUM_OTHERS, block_size, enable_prefix_caching=False)
     others = [BlockTable() for _ in range(manager.num_blocks)]
     for table in others:
         manager.allocate(table, 0, block_size)
-    for table in random.Random(0).sample(others, num_free):  # noqa: S311  # the same each time
+    for table in random.Random(5).sample(others, num_free):  # noqa: S311  # the same each time
         manager.free(table)
-    return manager
+    return manager, [block_id for table in others for block_id in table.block_ids]
 
 
-def _described(inspection: Inspection) -> Inspected:
+def _described(inspection: Inspection, other_block_ids: list[int]) -> Inspected:
     decoder = inspection.decoder
     config = decoder.config
     return Inspected(
@@ -135,6 +135,7 @@ def _described(inspection: Inspection) -> Inspected:
         num_prompt_tokens=inspection.num_prompt_tokens,
         block_ids=inspection.block_ids,
         num_pool_blocks=len(inspection.kv_layers[0].key),
+        other_block_ids=other_block_ids,
         steps=[_step_record(step, inspection.block_size) for step in inspection.steps],
         outline=AttentionOutline(
             num_layers=config.num_layers,

@@ -62,6 +62,7 @@ class InspectionReport(msgspec.Struct, frozen=True):
     block_size: int
     block_ids: list[int]
     num_pool_blocks: int  # where it was inspected
+    other_block_ids: list[int]  # of that pool, held by others
     served: ServedCache
 
 
@@ -94,6 +95,7 @@ def inspection_report(
         block_size=info.block_size,
         block_ids=inspected.block_ids,
         num_pool_blocks=inspected.num_pool_blocks,
+        other_block_ids=inspected.other_block_ids,
         served=ServedCache(
             dtype=info.dtype,
             quantization=info.quantization,

@@ -4,6 +4,7 @@
 import { el, setText } from "./dom.js";
 import { pixels, shareColours } from "./heat.js";
 import { visible } from "./inspection.js";
+import { SoftmaxView, percent } from "./softmax_view.js";
 import { colour, fitCanvas, onThemeChange } from "./theme.js";
 
 const MAX_SIDE = 620; // CSS pixels
@@ -11,12 +12,18 @@ const MIN_CELL_WITH_GAPS = 7;
 const MIN_CELL_WITH_NAMES = 11;
 const NAMES = 72; // CSS pixels beside the map and above it
 const MAX_NAME = 9; // characters
-const NUM_TOLD = 6; // of a row's largest weights
+const HABITS = {
+  first: "to the first token",
+  itself: "to the token itself",
+  previous: "to the token before",
+  repeated: "to what came after the same token before",
+};
 
-/** The map with what is told of a cell. `onChoose` is called with the row's position. */
+/** The map with what is told of a cell. `onChoose` is called with the row's position, `onHead` with a layer and a head. */
 export class AttentionView {
-  constructor(onChoose) {
+  constructor(onChoose, onHead) {
     this.onChoose = onChoose;
+    this.onHead = onHead;
     this.inspection = null;
     this.tensors = null;
     this.from = 0;
@@ -29,28 +36,29 @@ export class AttentionView {
       onkeydown: (event) => this.#onKey(event),
     });
     this.cell = el("p", { id: "attention-cell" });
-    this.told = el("tbody");
+    this.row = new SoftmaxView();
+    this.habits = el("ul", { class: "row", id: "habits", "aria-label": "Heads that stand out" });
+    this.habitsTold = el("p");
     this.scale = el("canvas", { class: "scale", role: "img", "aria-label": "From no attention, at the left, to all of it" });
-    this.element = el(
+    this.element = el("div", { class: "stack" }, this.habitsTold, this.habits, el(
       "div", { class: "map" },
-      el("div", { class: "map-side" }, this.canvas,
+      el("div", { class: "map-side" }, this.canvas, this.cell,
         el("div", { class: "row small muted" }, el("span", {}, "0 %"), this.scale, el("span", {}, "100 %"), el("span", {}, "(small ones are drawn stronger: by the square root)")),
         el("p", { id: "attention-keys", class: "muted small" }, "Rows look, columns are looked at. Arrow keys go from cell to cell, Home and End to the ends of a row.")),
-      el("div", { class: "stack" }, this.cell, el("table", {}, el("caption", {}, "Where this token looks most"), this.told)),
-    );
+      this.row.table,
+    ), this.row.outcome);
     new ResizeObserver(() => this.draw()).observe(this.element);
     onThemeChange(() => this.draw());
   }
 
-  /** Shows the tensors of a head, at the cell where the last one was shown or, of another prompt, in a token's row. */
+  /** Shows the tensors of a head, in a token's row, where it looks most. */
   show(inspection, layer, tensors, position) {
-    const isSame = inspection === this.inspection;
+    if (inspection !== this.inspection) this.#showHabits(inspection.report.habits);
     this.inspection = inspection;
     this.layer = layer;
     this.tensors = tensors;
     this.canvas.setAttribute("aria-valuemax", tensors.numTokens ** 2 - 1);
-    if (isSame) this.#go(this.from, this.to);
-    else this.#goToBest(position);
+    this.#goToBest(position);
   }
 
   /** Goes to where a token looks most, without calling `onChoose`. */
@@ -150,9 +158,9 @@ export class AttentionView {
 
   #choose(from, to) {
     if (from === this.from && to === this.to) return;
-    const hasMoved = from !== this.from;
+    const isNewRow = from !== this.from;
     this.#go(from, to);
-    if (hasMoved) this.onChoose(from);
+    if (isNewRow) this.onChoose(from);
   }
 
   #goToBest(position) {
@@ -172,14 +180,14 @@ export class AttentionView {
     setText(this.cell, words);
     this.canvas.setAttribute("aria-valuenow", this.from * this.tensors.numTokens + this.to);
     this.canvas.setAttribute("aria-valuetext", words);
-    const row = [...this.tensors.row(this.from)].map((weight, to) => ({ weight, to }));
-    row.sort((a, b) => b.weight - a.weight);
-    this.told.replaceChildren(...row.slice(0, NUM_TOLD).map(({ weight, to }) => {
-      const bar = el("span", { class: "bar", "aria-hidden": "true" });
-      bar.style.width = `${100 * weight}%`;
-      return el("tr", {}, el("td", { class: "number" }, to), el("td", {}, el("code", {}, this.inspection.quoted(to))),
-        el("td", { class: "number" }, percent(weight)), el("td", { class: "bars" }, bar));
-    }));
+    this.row.show(this.inspection, this.layer, this.tensors, this.from);
+  }
+
+  #showHabits(habits) {
+    setText(this.habitsTold, habits.length ? "Every head has learnt to look for something else. With this prompt these stand out, by the share of their attention that goes" : "");
+    this.habits.replaceChildren(...habits.map(({ name, layer, head, share }) => el("li", {},
+      el("button", { type: "button", "data-head": `${layer}/${head}`, onclick: () => this.onHead(layer, head) },
+        `${HABITS[name]}: layer ${layer}, head ${head} (${percent(share)})`))));
   }
 
   #words() {
@@ -188,17 +196,14 @@ export class AttentionView {
     if (to > from) return `Token ${from}, ${looking}, cannot see token ${to}, ${looked}: it comes later.`;
     const numSeen = inspection.numSeen(this.layer, from + 1);
     if (from - to >= numSeen) return `Token ${from}, ${looking}, does not see token ${to}, ${looked}: this layer looks back ${numSeen} tokens.`;
-    const { scale, logit_softcap: cap } = inspection.outline;
+    const { scale, head_dim: dim, logit_softcap: cap } = inspection.outline;
     const product = tensors.product(from, to);
-    const capped = cap ? `, capped to ${(cap * Math.tanh((product * scale) / cap)).toFixed(2)}` : "";
+    const capped = cap ? `, capped to ${inspection.score(product).toFixed(2)}` : "";
+    const root = Math.abs(scale * Math.sqrt(dim) - 1) < 1e-6 ? ` (1/√${dim})` : "";
     return [
       `Token ${from}, ${looking}, gives ${percent(tensors.weight(from, to))} of its attention to token ${to}, ${looked}:`,
-      `query · key = ${product.toFixed(2)}, times ${Number(scale.toPrecision(3))} is ${(product * scale).toFixed(2)}${capped},`,
+      `query · key = ${product.toFixed(2)}, times ${Number(scale.toPrecision(3))}${root} is ${(product * scale).toFixed(2)}${capped},`,
       `and the softmax over ${numSeen === 1 ? "1 token" : `${numSeen} tokens`} makes that ${tensors.weight(from, to).toPrecision(3)}.`,
     ].join(" ");
   }
-}
-
-function percent(weight) {
-  return weight >= 0.0005 || weight === 0 ? `${(100 * weight).toFixed(1)} %` : "less than 0.1 %";
 }

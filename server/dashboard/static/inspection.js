@@ -1,9 +1,12 @@
 // What was computed for one prompt: the server's report, and the tensors of a head as they come. Knows no page.
 
-import { requestBytes, requestJson } from "./api.js";
+import { ApiError, requestBytes, requestJson } from "./api.js";
 
 const PATH = "dashboard/data/inspector";
 const MAX_HEADS = 24; // whose tensors are kept
+const MAX_TRIES = 10; // for tensors, while the process answers others
+const OF_BYTES = /^bytes:((?:\\x[0-9a-f]{2})+)$/; // how the server writes a token that is no text by itself
+const SIGNS = { "\n": "⏎", "\t": "⇥", " ": "·", "\x7f": "␡" };
 
 /** How long a prompt may be, and how many tokens may follow it. */
 export function askLimits(signal) {
@@ -12,13 +15,16 @@ export function askLimits(signal) {
 
 /** Has a prompt computed. Throws ApiError. */
 export async function inspectPrompt(body, signal) {
-  return new Inspection(await requestJson(PATH, { body, signal }));
+  return new Inspection(await requestJson(PATH, { body, signal }), body);
 }
 
 /** One prompt, looked at. Positions count from 0; the last token was chosen and not computed. */
 export class Inspection {
-  constructor(report) {
+  constructor(report, body) {
     this.report = report;
+    this.body = body; // that was sent for it
+    this.id = report.id;
+    this.renewing = null; // a promise, while the prompt is computed once more
     this.tokens = report.tokens;
     this.outline = report.outline;
     this.steps = report.steps;
@@ -28,7 +34,7 @@ export class Inspection {
 
   /** A token for a sentence, in quotes. */
   quoted(position) {
-    return JSON.stringify(this.tokens[position].text);
+    return quoted(this.tokens[position].text);
   }
 
   /** Query heads that share a key and value head with others: how many each. */
@@ -46,6 +52,12 @@ export class Inspection {
   numSeen(layer, numTokens) {
     const window = this.report.layers[layer].sliding_window;
     return window === null ? numTokens : Math.min(window, numTokens);
+  }
+
+  /** What the softmax takes of a product of query and key: scaled, and where the model does that, capped. */
+  score(product) {
+    const { scale, logit_softcap: cap } = this.outline;
+    return cap === null ? product * scale : cap * Math.tanh((product * scale) / cap);
   }
 
   /** What a step costs. Bytes are those of the server's own cache. */
@@ -82,13 +94,28 @@ export class Inspection {
   }
 
   /** What goes into a layer's projections at a position: a row of X. Throws ApiError. */
-  async input(layer, position, signal) {
-    const buffer = await this.#ask(`input?layer=${layer}&position=${position}`, signal);
+  async input(layer, position) {
+    const buffer = await this.#ask(`input?layer=${layer}&position=${position}`);
     return readTensors(buffer).tensors.input;
   }
 
-  #ask(query, signal) {
-    return requestBytes(`${PATH}/${this.report.id}/${query}`, { signal });
+  /** What the process kept is gone once it has idled or crashed: then it computes the prompt once more. */
+  async #ask(query) {
+    const id = this.id;
+    try {
+      return await patiently(() => requestBytes(`${PATH}/${id}/${query}`));
+    } catch (error) {
+      if (error.code !== "request_not_found") throw error;
+    }
+    if (this.id === id) await (this.renewing ??= this.#renew().finally(() => { this.renewing = null; }));
+    return patiently(() => requestBytes(`${PATH}/${this.id}/${query}`));
+  }
+
+  async #renew() {
+    const report = await patiently(() => requestJson(PATH, { body: this.body }));
+    const isSame = ["model", "tokens", "outline"].every((part) => JSON.stringify(report[part]) === JSON.stringify(this.report[part]));
+    if (!isSame) throw new ApiError("The server computes this prompt in another way now, perhaps with another model: inspect it again.", 404);
+    this.id = report.id;
   }
 }
 
@@ -114,6 +141,13 @@ export class HeadTensors {
 
   vector(name, position) {
     return this.tensors[name].subarray(position * this.headDim, (position + 1) * this.headDim);
+  }
+
+  /** What the head hands on for a token: the values that it sees, each times its share, added up. */
+  mixed(from) {
+    const sum = new Float32Array(this.headDim);
+    this.row(from).forEach((weight, to) => this.vector("value", to).forEach((value, i) => { sum[i] += weight * value; }));
+    return sum;
   }
 
   /** The product of a token's query and another's key, with their positions in them. */
@@ -149,7 +183,39 @@ export function fromHalf(bits) {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
-/** A token's text with what cannot be seen made visible. */
+/** A token's text with what cannot be seen made visible; the bytes of one that is only part of a character. */
 export function visible(text) {
-  return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·") || "∅";
+  return bytesOf(text) ?? (text.replace(/[\p{C}\p{Z}]/gu, shown) || "∅");
+}
+
+/** A token's text for a sentence, in quotes. */
+export function quoted(text) {
+  const bytes = bytesOf(text);
+  if (bytes !== null) return `part of a character (${bytes.includes(" ") ? "bytes" : "byte"} ${bytes})`;
+  return JSON.stringify(text).replace(/\p{C}/gu, (character) => `\\u{${hex(character)}}`);
+}
+
+function bytesOf(text) {
+  return OF_BYTES.exec(text)?.[1].slice(2).replaceAll("\\x", " ") ?? null;
+}
+
+function shown(character) {
+  const code = character.codePointAt(0);
+  return SIGNS[character] ?? (code < 32 ? String.fromCodePoint(0x2400 + code) : `U+${hex(character)}`);
+}
+
+function hex(character) {
+  return character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+}
+
+/** What `ask` resolves to, asked again while the server says that others come first. */
+async function patiently(ask) {
+  for (let tries = 1; ; tries += 1) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (error.status !== 429 || tries === MAX_TRIES) throw error;
+      await new Promise((resolve) => { setTimeout(resolve, 1000 * (error.retryAfter ?? 1)); });
+    }
+  }
 }

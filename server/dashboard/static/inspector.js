@@ -6,14 +6,22 @@ import { CacheView } from "./cache_view.js";
 import { el, setText } from "./dom.js";
 import { askLimits, inspectPrompt, visible } from "./inspection.js";
 import { ShapesView } from "./shapes_view.js";
+import { Newest } from "./newest.js";
 import { mountShell, noticeArea } from "./shell.js";
 import { VectorView } from "./vector_view.js";
 
 mountShell("inspector");
 
+const EXAMPLES = {
+  "a pattern to go on with": "Paris is the capital of France, Rome is the capital of Italy, and Madrid is the capital of",
+  "words that point back": "The cat sat on the mat because the cat was tired, and the dog",
+  "counting": "one two three four five six seven eight",
+  "characters of several tokens": "日本語 and 👩‍🚀 take more tokens than letters do",
+};
+
 const notice = noticeArea();
 const status = el("p", { class: "muted", id: "inspect-status", role: "status" });
-const prompt = el("textarea", { id: "prompt", rows: 3, required: true }, "Paris is the capital of France, Rome is the capital of Italy, and Madrid is the capital of");
+const prompt = el("textarea", { id: "prompt", rows: 3, required: true }, Object.values(EXAMPLES)[0]);
 const asChat = el("input", { type: "checkbox", id: "as-chat" });
 const chatLabel = el("label", { class: "inline", hidden: true }, asChat, "as a chat message");
 const maxTokens = el("input", { type: "number", id: "max-tokens", min: 1, max: 32, step: 1, value: 8, required: true });
@@ -27,7 +35,7 @@ const tokenTold = el("p", { id: "token-told" });
 const layerField = el("select", { id: "layer", onchange: () => chooseHead(Number(layerField.value), chosen.head) });
 const headField = el("select", { id: "head", onchange: () => chooseHead(chosen.layer, Number(headField.value)) });
 const shapes = new ShapesView((head) => chooseHead(chosen.layer, head));
-const attention = new AttentionView((position) => choosePosition(position));
+const attention = new AttentionView((position) => choosePosition(position), (layer, head) => chooseHead(layer, head));
 const vectors = new VectorView();
 const cache = new CacheView();
 const origin = el("p", { class: "muted small" });
@@ -35,18 +43,20 @@ const found = el("div", { class: "found", id: "found", hidden: true });
 
 let inspection = null;
 let asking = null; // the AbortController of the prompt that is being computed
-let askingInput = null;
+const newestHead = new Newest();
+const newestInput = new Newest();
 const chosen = { position: 0, layer: 0, head: 0, tensors: null };
 
 found.append(
-  section("tokens-title", "1. Tokens", "A model reads tokens, not letters: pieces of text from a fixed vocabulary, each by its number. Those after the prompt were generated, each the likeliest one.", strip, tokenTold, origin),
+  section("tokens-title", "1. Tokens", "A model reads tokens, not letters: pieces of text from a fixed vocabulary, each by its number. Dots stand for spaces. Those after the prompt were generated, each the likeliest one.", strip, tokenTold, origin),
   el("div", { class: "card row pinned" }, el("label", {}, "Layer", layerField), el("label", {}, "Query head", headField), el("span", { class: "muted small" }, "for all that follows")),
   section("shapes-title", "2. From X to queries, keys and values", null, shapes.element),
-  section("attention-title", "3. Attention", "A token's query is multiplied with the key of each token up to itself; the softmax makes shares of these scores, and the values are mixed in these shares. " +
-    "Often most of it lies on the very first token: that is where a head looks that finds nothing. Below the line are tokens that were generated, one at a time, with the cache.", attention.element),
-  section("vectors-title", "4. The vectors of a token, and its position", null, vectors.element),
-  section("cache-title", "5. The KV cache, token by token", "The server keeps keys and values in blocks of equal size, like the pages of virtual memory: a sequence takes a block when its last one is full, " +
-    "wherever one is free, and its block table says where each of them lies. Here the pool is empty, so blocks come in order; on a busy server they do not.", cache.element),
+  section("vectors-title", "3. The vectors of one token, and its position", null, vectors.element),
+  section("attention-title", "4. Attention", "A token's query is multiplied with the key of every token up to itself, which gives a score for each: how well the two fit. The softmax makes shares of the scores, and the values are mixed in these shares. " +
+    "A head that finds nothing often looks at the very first token. Rows below the line are of tokens that were generated, one at a time, with the cache.", attention.element),
+  section("cache-title", "5. The KV cache, token by token", "What a token looks back at are the keys and values of those before it, and they never change: so they are kept. " +
+    "The server keeps them in blocks of equal size, like the pages of virtual memory: a sequence takes a block when its last one is full, wherever one is free, " +
+    "and its block table says where each of them lies. In the small pool here, other sequences hold blocks as well.", cache.element),
 );
 document.getElementById("main").replaceChildren(
   el("h1", {}, "Inspector"),
@@ -55,6 +65,8 @@ document.getElementById("main").replaceChildren(
   notice.element,
   el("form", { class: "card", onsubmit: (event) => { event.preventDefault(); run(); } },
     el("label", { class: "wide" }, "Prompt", prompt),
+    el("div", { class: "row small", id: "examples" }, el("span", { class: "muted" }, "Examples:"), ...Object.entries(EXAMPLES).map(([name, text]) =>
+      el("button", { type: "button", class: "link", onclick: () => { prompt.value = text; prompt.focus(); } }, name))),
     el("div", { class: "row" }, el("label", {}, "Tokens to generate", maxTokens), chatLabel, button, bounds),
     status),
   found,
@@ -111,7 +123,7 @@ function show(result) {
   fill(headField, outline.num_q_heads);
   strip.replaceChildren(...inspection.tokens.map((token, position) => el("span", {
     class: `token ${position < report.num_prompt_tokens ? "of-prompt" : "of-answer"}`, role: "img", tabindex: -1, "data-position": position,
-    "aria-label": `Token ${position}, ${JSON.stringify(token.text)}`,
+    "aria-label": `Token ${position}, ${inspection.quoted(position)}`,
   }, el("span", {}, visible(token.text)), el("small", {}, token.id))));
   const rounding = report.served.quantization === "none" ? "" : ` (${report.served.quantization})`;
   setText(origin, `${report.model}, computed in float32 with the weights as they are served${rounding}. The server's own kernels round more, so where two tokens are nearly equally likely it may take the other.`);
@@ -128,25 +140,27 @@ function fill(field, count) {
   field.value = value;
 }
 
-async function chooseHead(layer, head) {
+function chooseHead(layer, head) {
   const mine = inspection;
   Object.assign(chosen, { layer, head });
   layerField.value = layer;
   headField.value = head;
   shapes.show(inspection, layer, head);
   showInput();
-  try {
-    const tensors = await mine.head(layer, head);
-    if (inspection !== mine || chosen.layer !== layer || chosen.head !== head) return; // another was chosen meanwhile
-    chosen.tensors = tensors;
-    attention.show(inspection, layer, tensors, chosen.position);
-    vectors.show(inspection, layer, tensors, computed(chosen.position));
-    cache.showHead(tensors, `K, V head ${Math.floor(head / inspection.groupSize)} of layer ${layer}`);
-    found.dataset.shown = `${layer}/${head}`; // all of this head is on the page
-    notice.show("");
-  } catch (error) {
-    fail(error);
-  }
+  newestHead.run(async () => {
+    try {
+      const tensors = await mine.head(layer, head);
+      if (inspection !== mine || chosen.layer !== layer || chosen.head !== head) return; // another was chosen meanwhile
+      chosen.tensors = tensors;
+      attention.show(inspection, layer, tensors, chosen.position);
+      vectors.show(inspection, layer, tensors, computed(chosen.position));
+      cache.showHead(layer, tensors, `K, V head ${Math.floor(head / inspection.groupSize)} of layer ${layer}`);
+      found.dataset.shown = `${layer}/${head}`; // all of this head is on the page
+      notice.show("");
+    } catch (error) {
+      fail(error);
+    }
+  });
 }
 
 function choosePosition(position) {
@@ -164,15 +178,17 @@ function computed(position) {
   return Math.min(position, inspection.numComputed - 1);
 }
 
-async function showInput() {
-  askingInput?.abort();
-  const mine = (askingInput = new AbortController());
-  try {
-    const values = await inspection.input(chosen.layer, computed(chosen.position), mine.signal);
-    if (!mine.signal.aborted) vectors.showInput(values);
-  } catch (error) {
-    if (error.name !== "AbortError") fail(error);
-  }
+function showInput() {
+  const mine = inspection;
+  const { layer, position } = chosen;
+  newestInput.run(async () => {
+    try {
+      const values = await mine.input(layer, computed(position));
+      if (inspection === mine && chosen.layer === layer && chosen.position === position) vectors.showInput(values);
+    } catch (error) {
+      fail(error);
+    }
+  });
 }
 
 function markToken() {
@@ -186,7 +202,7 @@ function markToken() {
   const told = [`Token ${position}: ${inspection.quoted(position)}, number ${id} of the vocabulary.`];
   if (position < inspection.numComputed) {
     const { place, block, slot } = inspection.placeOf(position);
-    told.push(`Its keys and values lie in slot ${slot} of block ${block}, which is number ${place} of the block table.`);
+    told.push(`Its keys and values lie in slot ${slot} of block ${block}, which is at place ${place} of the block table.`);
   } else {
     told.push("It was chosen last and not computed, so it has no vectors and no slot; below, the token before it is shown.");
   }

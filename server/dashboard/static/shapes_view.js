@@ -16,10 +16,11 @@ export class ShapesView {
       "div", { class: "stack" },
       this.told,
       scrollable("Shapes in this layer", ["", "Shape", "What it is"], this.rows),
+      el("p", { class: "muted small" }, "Matrices W are stored as [outputs, inputs]: X is multiplied with them transposed."),
       this.sharing,
       this.groups,
       el("details", {}, el("summary", {}, "The shapes in every layer"),
-        scrollable("Shapes in every layer", ["Layers", "X", "W_Q", "W_K", "W_V", "Q", "K", "V", "Sees"], this.allRows)),
+        scrollable("Shapes in every layer", ["Layers", "X", "W_Q", "W_K", "W_V", "Q", "K", "V", "W_O", "Sees"], this.allRows)),
     );
   }
 
@@ -30,10 +31,14 @@ export class ShapesView {
     const [count, size] = shapes.x;
     const dim = outline.head_dim;
     setText(this.told, [
-      `Each of the ${count} tokens comes into layer ${layer} as ${size} numbers. Three learned matrices make three vectors of them, the same way for every token:`,
+      `In this model ${size} numbers stand for a token.`,
+      layer === 0
+        ? "Before the first layer they are looked up in a learned table, by the token's number in the vocabulary."
+        : `They were looked up in a learned table by the token's number; the ${layer === 1 ? "layer" : `${layer} layers`} before this one added what they found.`,
+      `Scaled to a common size (normed), they are the ${count} rows of X. Three learned matrices make three vectors of each row, the same way for every token:`,
       "a query (what am I looking for?), a key (what can I be found by?) and a value (what do I hand over to whoever finds me?).",
       outline.has_bias ? "This model adds a learned constant to each." : "",
-      outline.has_norms ? "Queries and keys are normed, head by head, before positions go in." : "",
+      outline.has_norms ? "It norms queries and keys too, head by head, before positions go in." : "",
       shapes.sliding_window === null ? "" : `In this layer a token looks back ${shapes.sliding_window} tokens at most, itself included.`,
     ].filter(Boolean).join(" "));
     const times = (matrix, heads) => `X times ${matrix}, cut into ${heads === 1 ? "1 head" : `${heads} heads`} of ${dim}`;
@@ -43,8 +48,9 @@ export class ShapesView {
       W_K: ["w_k", "makes keys"],
       W_V: ["w_v", "makes values"],
       Q: ["q", times("W_Q", outline.num_q_heads)],
-      K: ["k", `${times("W_K", outline.num_kv_heads)}; kept in the cache`],
+      K: ["k", `${times("W_K", outline.num_kv_heads)}; kept in the cache, with positions in them`],
       V: ["v", `${times("W_V", outline.num_kv_heads)}; kept in the cache`],
+      W_O: ["w_o", "brings together what the heads found: see 4"],
     };
     this.rows.replaceChildren(...Object.entries(meanings).map(([name, [field, meaning]]) => el("tr", {},
       el("th", { scope: "row" }, name), el("td", { class: "mono" }, shapeOf(shapes[field])), el("td", { class: "wrapped" }, meaning))));
@@ -73,7 +79,7 @@ export class ShapesView {
     });
     this.allRows.replaceChildren(...runs.map(({ shapes, first, last }) => el("tr", {},
       el("td", {}, first === last ? `${first}` : `${first} to ${last}`),
-      ...["x", "w_q", "w_k", "w_v", "q", "k", "v"].map((field) => el("td", { class: "mono" }, shapeOf(shapes[field]))),
+      ...["x", "w_q", "w_k", "w_v", "q", "k", "v", "w_o"].map((field) => el("td", { class: "mono" }, shapeOf(shapes[field]))),
       el("td", {}, shapes.sliding_window === null ? "all before" : `${shapes.sliding_window} tokens`))));
   }
 }

@@ -58,10 +58,11 @@ def test_every_cell_strip_and_token_tells_what_was_computed(browser, served):
     browser.click("#heads button[aria-label='Query head 4']")
     browser.until(lambda: browser.run(SHOWN) == "7/4")
     browser.run("document.getElementById('attention').focus()")
-    column = int(np.argmax(read_head(served.url, seen["id"], 0, 0)[seen["num_prompt_tokens"] - 1]))
-    assert f"to token {column}, " in told_of_cell(browser)  # where the last token of the prompt looked most in head 0
-    browser.press(Keys.END)
     row = seen["num_prompt_tokens"] - 1
+    assert f"to token {int(np.argmax(weights[row]))}, " in told_of_cell(
+        browser
+    )  # where the prompt's last token looks most
+    browser.press(Keys.END)
     for _ in range(6):
         cell = browser.run("return Number(document.getElementById('attention').getAttribute('aria-valuenow'))")
         row, column = divmod(cell, count)
@@ -81,7 +82,128 @@ def test_every_cell_strip_and_token_tells_what_was_computed(browser, served):
         told = browser.run("return document.activeElement.getAttribute('aria-valuetext')")
         assert told.startswith("number 63 of 64")
         assert float(told.rpartition(" ")[2]) == pytest.approx(tensors[name].reshape(count, 64)[row, 63], rel=2e-3)
+    # The softmax in numbers, and the mixture of values that comes of it.
+    query, keys, values = (tensors[name].reshape(count, 64) for name in ("rotated_query", "rotated_key", "value"))
+    scores = keys[: row + 1] @ query[row] / 8
+    powers = np.exp(scores - scores.max())
+    cells = "return [...document.querySelectorAll('#softmax tr')].map((r) => [...r.cells].map((c) => c.textContent))"
+    table = browser.run(cells)
+    assert [int(line[0]) for line in table[:6]] == np.argsort(-weights[row])[:6].tolist()
+    for to, _, product, score, power, share, _ in table[:6]:
+        expected = [8 * scores[int(to)], scores[int(to)], powers[int(to)], 100 * weights[row, int(to)]]
+        shown = [float(product), float(score), float(power), float(share.removesuffix(" %"))]
+        assert shown == pytest.approx(expected, abs=0.06)
+    (rest, total), others = table[6:], row + 1 - 6
+    assert (rest[0], total[0], total[4]) == (f"{others} others", f"all {row + 1}", "100.0 %")
+    assert float(total[3]) == pytest.approx(powers.sum(), abs=0.01)
+    browser.run("document.getElementById('strip-output').focus()")
+    browser.press(Keys.END)
+    mixed = float(browser.run("return document.activeElement.getAttribute('aria-valuetext')").rpartition(" ")[2])
+    assert mixed == pytest.approx((weights[row] @ values)[63], abs=2e-3)
     assert browser.errors() == []
+
+
+def test_the_heads_that_stand_out_can_be_chosen(browser, served):
+    inspect(browser, served.url, "Paris is the capital of France, and Rome is the capital of", max_tokens=2)
+    names = browser.run("return [...document.querySelectorAll('#habits button')].map((b) => b.textContent)")
+    assert [name.partition(":")[0] for name in names] == [
+        "to the first token",
+        "to the token itself",
+        "to the token before",
+        "to what came after the same token before",
+    ]
+    before = "#habits button[data-head='16/0']"  # so says docs/dashboard.md
+    assert browser.text(before).startswith("to the token before: layer 16, head 0 (")
+    browser.click(before)
+    browser.until(lambda: browser.run(SHOWN) == "16/0")
+    assert browser.run("return [document.getElementById('layer').value, document.getElementById('head').value]") == [
+        "16",
+        "0",
+    ]
+
+
+def test_a_pointer_that_asks_faster_than_the_server_answers_is_not_refused(browser, served):
+    inspect(browser, served.url)
+    browser.run("""
+        const map = document.getElementById("attention");
+        const { left, top, width, height } = map.getBoundingClientRect();
+        for (let i = 1; i < 60; i += 1)
+          map.dispatchEvent(
+            new PointerEvent("pointermove", { clientX: left + 0.2 * width, clientY: top + (height * i) / 60 }));
+        for (let i = 1; i < 25; i += 1) {
+          document.getElementById("layer").value = i;
+          document.getElementById("layer").dispatchEvent(new Event("change"));
+        }
+    """)
+    browser.until(lambda: browser.run(SHOWN) == "24/0")
+    assert browser.run("return document.querySelector('.notice').hidden")
+    assert browser.errors() == []
+
+
+def test_what_cannot_be_seen_is_written_out(browser, served):
+    open_page(browser, served.url)
+    texts = ["a b", "\n\t", "\x00\x7f", "\u202e\u00a0", "bytes:\\xf0\\x9f", "bytes:\\x80", "bytes: many", ""]
+    found = browser.call(
+        f"{served.url}/dashboard/static/inspection.js",
+        "return args[0].map((text) => [module.visible(text), module.quoted(text)])",
+        texts,
+    )
+    assert found == [
+        ["a·b", '"a b"'],
+        ["⏎⇥", '"\\n\\t"'],
+        ["␀␡", '"\\u0000\\u{007F}"'],
+        ["U+202EU+00A0", '"\\u{202E}\u00a0"'],
+        ["f0 9f", "part of a character (bytes f0 9f)"],
+        ["80", "part of a character (byte 80)"],
+        ["bytes:·many", '"bytes: many"'],
+        ["∅", '""'],
+    ]
+
+
+def test_a_window_is_heeded_in_what_is_told(browser, served):
+    """Of a made-up model whose second layer looks back two tokens: that server's own model has no such layers."""
+    open_page(browser, served.url)
+    code = """
+        const { Inspection } = await import(args[0]);
+        const layer = { sliding_window: null };
+        const candidates = [{ text: "d", probability: 1 }];
+        const step = (first_position, num_tokens) => ({ first_position, num_tokens, num_blocks: 2, candidates });
+        const inspection = new Inspection({
+          id: "x", tokens: ["a", "b", "c", "d", "e"].map((text, id) => ({ id, text })), num_prompt_tokens: 3,
+          block_size: 2, block_ids: [3, 0], num_pool_blocks: 4, other_block_ids: [1],
+          layers: [layer, { sliding_window: 2 }], steps: [step(0, 3), step(3, 1)],
+          outline: { num_layers: 2, num_q_heads: 1, num_kv_heads: 1, head_dim: 4, scale: 0.5, logit_softcap: 10 },
+          served: { num_blocks: 10, max_model_len: 8, bytes_per_token_per_layer: 100, dtype: "float32" },
+        });
+        const view = new module.CacheView();
+        document.body.append(view.element);
+        view.show(inspection);
+        const zeros = new Float32Array(16);
+        const tensors = { numTokens: 4, headDim: 4, tensors: { rotated_key: zeros, value: zeros } };
+        const told = [];
+        for (const shown of [0, 1]) {
+          view.showHead(shown, tensors, "a head");
+          view.next.click();
+          const slots = [...view.blocks.querySelectorAll(".kv-slot")].map((slot) => slot.className);
+          const blocks = [...view.pool.children].map((block) => block.className + block.textContent);
+          told.push([view.told, view.facts, view.serverTold].map((part) => part.textContent));
+          told.at(-1).push(slots, blocks, view.windowKey.hidden);
+        }
+        return [told, inspection.score(8)];
+    """
+    static = f"{served.url}/dashboard/static"
+    told, score = browser.call(f"{static}/cache_view.js", code, f"{static}/inspection.js")
+    (all_seen, facts, server, slots, pool, is_hidden), (windowed, _, _, slots_of_window, _, is_hidden_there) = told
+    assert "of 3 tokens before it are read" in all_seen and "times K transposed [4, 4] gives 4 scores" in all_seen
+    assert "of 1 token before it are read" in windowed and "layer 1 looks back no further" in windowed
+    assert "times K transposed [4, 2] gives 2 scores" in windowed
+    assert slots == ["kv-slot read"] * 3 + ["kv-slot new"]
+    assert slots_of_window == ["kv-slot kept"] * 2 + ["kv-slot read", "kv-slot new"]
+    assert (is_hidden, is_hidden_there) == (True, False)
+    assert "400 B in all layers" in facts  # three tokens in the first layer, one in the second
+    assert "takes 2 of them, so 5 like this one fit" in server and "8 tokens here, and 2 would fit" in server
+    assert pool == ["kv-block ours0→ 1", "kv-block others1", "kv-block 2", "kv-block ours3→ 0"]
+    assert score == pytest.approx(10 * np.tanh(0.4))
 
 
 def test_the_cache_grows_step_by_step(browser, served):
@@ -128,12 +250,14 @@ def test_what_is_refused_or_lost_is_told_and_the_next_prompt_works(browser, serv
     os.kill(inspector_process_id(served.process.pid), signal.SIGKILL)
     browser.run("document.getElementById('prompt').value = 'Hello'")
     browser.until(lambda: inspector_process_id(served.process.pid) is None or _is_zombie(served.process.pid))
-    browser.click("#inspect")
+    browser.click("#heads button[aria-label='Query head 1']")
     browser.until(lambda: "starts anew" in browser.text(".notice"))
+    browser.click("#heads button[aria-label='Query head 2']")  # of the prompt of before, which is computed once more
+    browser.until(lambda: browser.run(SHOWN) == "0/2")
+    assert browser.run("return document.querySelector('.notice').hidden")
     browser.click("#inspect")
     browser.until(lambda: browser.text("#inspect-status").startswith("Done: 1 of the prompt's"))
-    assert browser.run("return document.querySelector('.notice').hidden")
-    assert served.is_ready() and browser.errors("status of 400", "status of 503") == []
+    assert served.is_ready() and browser.errors("status of 400", "status of 404", "status of 503") == []
 
 
 def _is_zombie(server_process_id: int) -> bool:
