@@ -9,8 +9,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from scheduler.output import SequenceUpdate
+from scheduler.request_report import RequestReport
 from server import metrics
 from server.messages import EngineStats
+from server.metrics import SequenceRecord
 from tests.server.doubles import FakeEngine, client_of, make_app, report_of, says
 from tests.server.test_disconnect import Client
 from tests.server.test_operations import LABELS, metrics_of
@@ -203,6 +206,89 @@ async def test_what_a_failed_answer_had_is_counted_and_a_prompt_that_was_never_b
     key = ("key", "none")
     assert series["octavo_key_prompt_tokens_total", LABELS[0], key, LABELS[1]] == 3
     assert series["octavo_key_requests_total", LABELS[0], key, LABELS[1]] == 3
+
+
+async def test_tokens_that_come_with_the_end_of_a_stop_string_are_not_counted():
+    async with client_of(make_app(FakeEngine(says("hello world"), chunks=(20,)))) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": "abc", "stop": ["lo"]})
+        series = await metrics_of(client)
+    usage = answer.json()["usage"]
+    assert series["vllm:generation_tokens_total", *LABELS] == usage["completion_tokens"] == len("hello")
+
+
+class SecondFirst(FakeEngine):
+    """Of two answers to a prompt the second one begins, and nothing follows."""
+
+    async def _run(self, message, stream):
+        await asyncio.sleep(0)
+        stream.put(SequenceUpdate(message.request_id, 1, token_ids=(120,)))
+        await asyncio.Event().wait()
+
+
+async def test_a_prompt_counts_whichever_of_its_answers_has_begun():
+    app = make_app(SecondFirst())
+    client = Client(app, COMPLETIONS, {"prompt": "abcd", "n": 2, "stream": True})
+    await client.wait_for_messages(2)
+    client.gone.set()
+    await client.served
+    async with client_of(app) as scraper:
+        series = await metrics_of(scraper)
+    assert series["vllm:prompt_tokens_total", *LABELS] == 4
+    assert series["vllm:generation_tokens_total", *LABELS] == 1
+
+
+async def test_what_is_observed_stands_under_its_name():
+    app = make_app(FakeEngine())
+    metrics = app.state.edge.metrics
+    metrics.observe_report(
+        RequestReport(
+            "r-0",
+            "",
+            0,
+            "finished",
+            arrival_time=100.0,
+            queued_time=101.0,
+            report_time=140.0,
+            num_prompt_tokens=50,
+            wait_seconds={},
+            admitted_time=103.0,
+            first_token_time=107.0,
+            ended_time=119.0,
+            num_cached_tokens=16,
+            num_generated_tokens=40,
+            max_generated_tokens=30,
+        )
+    )
+    metrics.observe_end(SequenceRecord("stop", 50, 31, 64, latency=20.0, decode_time=12.0))
+    metrics.observe_first_token(8.0)
+    metrics.observe_inter_token(0.5)
+    metrics.observe_loop_lag(0.25)
+    metrics.observe_n(3)
+    async with client_of(app) as client:
+        series = await metrics_of(client)
+    observed = {
+        name.removesuffix("_sum"): value
+        for (name, *labels), value in series.items()
+        if name.endswith("_sum") and value and tuple(labels) == LABELS
+    }
+    assert observed == {
+        "vllm:request_queue_time_seconds": 2.0,
+        "vllm:request_prefill_time_seconds": 4.0,
+        "vllm:request_inference_time_seconds": 16.0,
+        "vllm:request_prefill_kv_computed_tokens": 34,
+        "vllm:request_max_num_generation_tokens": 30,
+        "vllm:e2e_request_latency_seconds": 20.0,
+        "vllm:request_prompt_tokens": 50,
+        "vllm:request_generation_tokens": 31,
+        "vllm:request_params_max_tokens": 64,
+        "vllm:request_decode_time_seconds": 12.0,
+        "vllm:request_time_per_output_token_seconds": 0.4,
+        "vllm:time_to_first_token_seconds": 8.0,
+        "vllm:inter_token_latency_seconds": 0.5,
+        "vllm:time_per_output_token_seconds": 0.5,
+        "octavo_event_loop_lag_seconds": 0.25,
+        "vllm:request_params_n": 3,
+    }
 
 
 async def test_the_page_names_every_family_with_its_type_and_its_labels():
