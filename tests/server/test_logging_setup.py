@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from datetime import datetime
 
 import pytest
@@ -135,9 +136,20 @@ def test_nothing_that_is_said_breaks_the_line(value):
     assert json.loads(line)["message"] == "odd"
 
 
+@pytest.fixture
+def far_from_utc(monkeypatch):
+    monkeypatch.setenv("TZ", "XYZ-5:30")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_from_utc")
 @pytest.mark.parametrize("created", [0.0, 1.9999, 1.7e9 + 0.0005, 1.7e9 + 0.99999])
 def test_times_are_those_of_the_record(created):
     line = json.loads(JsonFormatter("server").format(record("said", created=created)))
     assert 0 <= created - datetime.fromisoformat(line["time"]).timestamp() < 0.001
     stamp = HumanFormatter().format(record("said", created=created)).split(" ")[0]
+    assert stamp.endswith("+0530")
     assert datetime.strptime(stamp, "%Y-%m-%dT%H:%M:%S%z").timestamp() == int(created)
