@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.output import SequenceUpdate
@@ -288,6 +289,32 @@ async def test_what_is_observed_stands_under_its_name():
         "vllm:time_per_output_token_seconds": 0.5,
         "octavo_event_loop_lag_seconds": 0.25,
         "vllm:request_params_n": 3,
+    }
+
+
+async def test_facts_are_those_that_the_engine_chose():
+    engine = FakeEngine()
+    chosen = {"quantization": "int8", "attention_backend": "some", "device": "cuda:1", "max_model_len": 99}
+    chosen |= {"max_num_seqs": 7, "max_num_batched_tokens": 77, "num_blocks": 777, "async_scheduling": True}
+    engine.info = msgspec.structs.replace(engine.info, dtype="float8", **chosen)
+    settings = {"enable_prefix_caching": False, "block_size": 32, "gpu_memory_utilization": 0.5}
+    async with client_of(make_app(engine, **settings)) as client:
+        series = await metrics_of(client)
+    told = {name: dict(labels) for name, *labels in series if name.endswith("config_info")}
+    common = dict(LABELS) | {"block_size": "32", "enable_prefix_caching": "False"}
+    assert told == {
+        "octavo_config_info": {
+            **common,
+            "model": "byte-model",
+            "kv_cache_dtype": "float8",
+            **{name: str(value) for name, value in chosen.items()},
+        },
+        "vllm:cache_config_info": {
+            **common,
+            "num_gpu_blocks": "777",
+            "cache_dtype": "float8",
+            "gpu_memory_utilization": "0.5",
+        },
     }
 
 
