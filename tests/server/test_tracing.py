@@ -14,6 +14,7 @@ from server.app import create_app
 from server.config import Settings, load_settings
 from server.engine_errors import RequestDropped
 from server.log_lines import current_request
+from server.request_history import RequestTrace
 from server.settings_error import SettingsError
 from server.span_attributes import phases_of
 from server.tracing import Tracing, WatchedExporter, start_tracing, traces_url
@@ -28,13 +29,13 @@ class Traced:
 
     def __init__(self, engine: FakeEngine | None = None, **settings: object) -> None:
         self.exporter = InMemorySpanExporter()
-        tracing = Tracing(SimpleSpanProcessor(self.exporter))
+        self.tracing = Tracing(SimpleSpanProcessor(self.exporter))
         self.engine = engine or FakeEngine()
         app = create_app(
             self.engine,  # type: ignore[arg-type]
             byte_tokenizer(),
             Settings(model="byte-model", **settings),  # type: ignore[arg-type]
-            tracing=tracing,
+            tracing=self.tracing,
         )
         self.client = client_of(app)
 
@@ -193,6 +194,29 @@ async def test_unmatched_paths_make_no_endless_names():
         await traced.client.get(path)
     assert list(traced.spans) == ["GET"]
     assert all("http.route" not in span.attributes for span in traced.spans["GET"])
+
+
+async def test_a_span_ends_with_its_answer_and_not_with_the_engines_last_word():
+    traced, answered = Traced(), RequestTrace("cmpl-1", "r1", None, "m", "/v1/completions", 1, ended=2e9)
+    traced.tracing.begin({"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}).end(answered)
+    (span,) = traced.exporter.get_finished_spans()
+    assert span.end_time == 2_000_000_000 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_child", "vendors"),
+    [
+        ([("traceparent", CALLER["traceparent"]), ("tracestate", "a=1"), ("tracestate", "b=2")], True, {"a", "b"}),
+        ([("traceparent", CALLER["traceparent"]), ("traceparent", CALLER["traceparent"])], False, set()),
+    ],
+)
+async def test_headers_that_come_twice_are_one(headers, is_child, vendors):
+    traced = Traced()
+    async with traced.client as client:
+        await client.get("/v1/models", headers=headers)
+    (span,) = traced.exporter.get_finished_spans()
+    assert (span.parent is not None) == is_child
+    assert set(span.context.trace_state) == vendors
 
 
 async def test_lines_of_the_log_name_the_servers_own_span(caplog):
