@@ -26,7 +26,7 @@ class SchedulerCounters:
 
 
 class SchedulerStats(msgspec.Struct, frozen=True):
-    """A snapshot between two steps, which is taken at each."""
+    """A snapshot between two steps; a busy engine takes one in several."""
 
     num_running: int  # sequences that hold blocks
     num_waiting: int  # sequences that wait for admission, preempted ones included

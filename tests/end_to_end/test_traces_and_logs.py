@@ -105,7 +105,7 @@ async def test_spans_and_lines_tell_the_same_as_the_answers(server, collector):
 
 async def test_an_engine_that_dies_leaves_an_error_and_nothing_but_objects(server, collector):
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        asking = asyncio.create_task(ask(client, "lost", max_tokens=32, n=64))
+        asking = asyncio.create_task(ask(client, "lost", prompt=[PROMPT] * 32, max_tokens=32, n=128))  # much to do
         await asyncio.to_thread(wait_until, lambda: server.metric("vllm:num_requests_running") > 0)
         os.kill(server.engine_process_id(), signal.SIGKILL)
         with suppress(httpx.HTTPError):
