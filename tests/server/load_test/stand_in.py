@@ -30,14 +30,15 @@ class StandIn:
     num_connections: int = 0
     num_open: int = 0
     most_open: int = 0
-    stalled_until: float = 0.0  # by time.perf_counter()
+    stalls: tuple[float, float] = (0.0, 0.0)  # from when until when it answers nothing, by time.perf_counter()
     url: str = ""
     tasks: "list[asyncio.Future[None]]" = field(default_factory=list)
 
     async def wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        while (left := self.stalled_until - time.perf_counter()) > 0:
-            await asyncio.sleep(left)
+        begin, end = self.stalls
+        while begin <= (now := time.perf_counter()) < end:
+            await asyncio.sleep(end - now)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1

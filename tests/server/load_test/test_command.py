@@ -61,7 +61,7 @@ class Page(HTMLParser):
 
 async def test_a_load_is_run_printed_and_written(tmp_path, capsys):
     async with stand_in(first_delay=0.02, delay=0.005) as served:
-        line = "--rate 40 --num-requests 30 --output-tokens 4 --input-tokens 35 --slo-ttft 1 --slo-itl 1 --seed 5 "
+        line = "--rate 40 --num-requests 30 --output-tokens 4 --input-tokens 35 --slo-ttft 60 --slo-itl 60 --seed 5 "
         code = await run(served, f"{line} --json {tmp_path}/out/r.json --html {tmp_path}/out/r.html")
     assert code == 0
     result = json.loads((tmp_path / "out/r.json").read_text())
@@ -117,30 +117,35 @@ async def test_failures_end_with_1_only_where_nothing_came(tmp_path, capsys):
     )
     assert Page((tmp_path / "r.html").read_text()).texts.count("-") >= 28
     async with stand_in(fails=lambda number, body: "busy" if number == 5 else None) as served:
-        assert await run(served, "--concurrency 2 --num-requests 6 --slo-ttft 5") == 0
+        assert await run(served, "--concurrency 2 --num-requests 6 --slo-ttft 60") == 0
         served.fails = lambda number, body: "busy" if number % 2 else None
         unprepared = "--warm-up 0 --no-calibrate"
-        assert await run(served, f"--concurrency 2 --num-requests 6 --slo-ttft 5 --fail-under {unprepared}") == 1
+        assert await run(served, f"--concurrency 2 --num-requests 6 --slo-ttft 60 --fail-under {unprepared}") == 1
 
 
-async def test_the_search_finds_what_a_server_can_do(tmp_path, capsys, monkeypatch):
-    """The stand-in answers one request at a time in 20 ms, as a queue of one server does: 50 a second at most."""
-    monkeypatch.setattr(trials, "_REST_SECONDS", 0.2)
+async def test_the_search_finds_what_a_server_can_do(tmp_path, capsys):
+    """The stand-in answers one request at a time in 50 ms, as a queue of one server does.
+
+    In a trial of 1 s, request n of rate R waits n * (0.05 - 1 / R) and is to be answered in 0.5 s: nine tenths of 40
+    cannot be, and all of 20 are, or of 10 where the machine is slow.
+    """
     async with stand_in() as served:
         gate = asyncio.Semaphore(1)
 
         async def wait_for_turn(_: float) -> None:
             async with gate:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.05)
 
         served.wait = wait_for_turn
-        line = "--find-rate --rate 32 --duration 700ms --precision 0.6 --arrivals constant --output-tokens 1 --slo-ttft"
-        code = await run(served, f"{line} 100ms --json {tmp_path}/r.json --html {tmp_path}/r.html --no-records")
+        line = "--find-rate --rate 20 --duration 1 --precision 1 --arrivals constant --output-tokens 1 --slo-ttft 500ms"
+        code = await run(served, f"{line} --json {tmp_path}/r.json --html {tmp_path}/r.html --no-records --warm-up 0")
     assert code == 0
     search = json.loads((tmp_path / "r.json").read_text())["search"]
-    assert 8 <= search["rate"] <= 55 and search["broken_rate"] / search["rate"] <= 1.6
+    assert 10 <= search["rate"] <= 31 and search["broken_rate"] / search["rate"] <= 2
     assert [trial["is_kept"] for trial in search["trials"] if trial["rate"] == search["rate"]] == [True, True]
-    assert any(trial["is_given_up"] for trial in search["trials"])
+    assert {40: True}.items() <= {trial["rate"]: trial["is_given_up"] for trial in search["trials"]}.items() or (
+        search["broken_rate"] <= 20
+    )
     assert "keep the objective" in capsys.readouterr().out
     assert "Highest rate" in Page((tmp_path / "r.html").read_text()).texts
 
@@ -250,13 +255,11 @@ async def test_keys_go_along_and_are_written_nowhere(tmp_path, monkeypatch, caps
     assert "the-secret" not in written
 
 
-async def test_a_load_starts_at_the_moment_that_was_named():
+async def test_a_load_that_is_to_start_in_the_past_is_refused(capsys):
     async with stand_in() as served:
-        start = time.time() + 1.5
-        line = f"--start-at {start} --rate 50 --arrivals constant --num-requests 3 --output-tokens 1"
-        assert await run(served, line) == 0
-    times = [when - time.perf_counter() + time.time() - start for when in served.times]
-    assert len(times) == 7 and all(when < 0 for when in times[:4]) and all(when >= -0.05 for when in times[4:])
+        assert await run(served, f"--start-at {time.time() - 5} --rate 50 --num-requests 3 --warm-up 0") == 2
+        assert "give a later --start-at" in capsys.readouterr().err
+        assert len(served.bodies) == 2  # to count words
 
 
 async def test_json_alone_goes_to_standard_output_as_to_a_file(capsys, tmp_path):

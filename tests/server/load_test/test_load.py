@@ -7,8 +7,10 @@ import pytest
 
 from server.load_test.client import Client, read_target
 from server.load_test.load import Load, TooLate
+from server.load_test.objective import Objective
 from server.load_test.plan import Plan, PlannedRequest, PlannedSession
 from server.load_test.request_form import RequestForm
+from server.load_test.summary import summarise
 from tests.server.load_test.stand_in import StandIn, stand_in
 
 FORM = RequestForm("a-model")
@@ -23,7 +25,7 @@ def plan_of(*sessions: PlannedSession) -> Plan:
 
 
 async def run(served: StandIn, plan: Plan, form: RequestForm = FORM, **options) -> Load:
-    client = Client(read_target(served.url), timeout=5)
+    client = Client(read_target(served.url), timeout=60)
     load = Load(client, form, plan, **options)
     await load.run()
     client.close()
@@ -43,24 +45,27 @@ async def test_an_open_loop_sends_each_request_when_it_is_due():
 
 
 async def test_what_was_due_during_a_stall_waits_and_that_is_seen():
-    """A client that waits for answers before it sends would see one slow request of the stall, and no other."""
-    stall = 0.5
+    """A client that waits for answers before it sends would see one slow request of the stall, and no other.
+
+    A hundred requests, 10 ms apart, of which the stall holds up the last fifty: these wait 0.50, 0.49 ... 0.01 s.
+    """
     async with stand_in() as served:
-        client = Client(read_target(served.url), timeout=5)
-        load = Load(client, FORM, plan_of(*(single(number * 0.02) for number in range(40))))
+        client = Client(read_target(served.url), timeout=60)
+        load = Load(client, FORM, plan_of(*(single(number * 0.01) for number in range(100))))
         running = asyncio.create_task(load.run())
-        while len(served.bodies) < 5:
-            await asyncio.sleep(0.005)
-        begin = time.perf_counter()
-        served.stalled_until = begin + stall
+        while not load.start:
+            await asyncio.sleep(0)
+        served.stalls = (load.start + 0.5, load.start + 1.0)
         await running
         client.close()
-    begin -= load.start
-    during = [record for record in load.records if begin + 0.05 < record.due < begin + stall - 0.05]
-    assert len(during) >= 15  # they were sent all the same
-    for record in during:
-        assert record.ttft >= begin + stall - record.due - 0.01
-        assert record.lateness < record.ttft
+    waits = {record.session: record.ttft for record in load.records}
+    for number in range(50, 100):
+        assert waits[number] >= 1.0 - number * 0.01
+    summary = summarise(load.records, Objective())
+    # By hand: the places 98.01, 89.1 and 74.25 of the waits in their order.
+    for name, least in (("p99", 0.4901), ("p90", 0.401), ("p75", 0.2525)):
+        assert summary.ttft.percentiles[name] >= least
+    assert summary.lateness.mean < summary.ttft.mean / 2  # they were sent all the same
 
 
 async def test_lateness_of_the_client_itself_counts_and_is_told():
@@ -76,7 +81,7 @@ async def test_a_closed_loop_keeps_as_many_open_as_it_has_users():
     async with stand_in(first_delay=0.02) as served:
         load = await run(served, plan_of(*(single(99.0) for _ in range(9))), num_users=3)
     assert served.most_open == 3 and len(load.records) == 9
-    assert max(record.ended for record in load.records) < 5.0  # nobody waited for a start of the plan
+    assert max(record.ended for record in load.records) < 99.0  # nobody waited for a start of the plan
     assert all(record.due >= 0 for record in load.records)
 
 
@@ -87,8 +92,9 @@ async def test_a_closed_loop_ends_by_the_clock_and_waits_for_what_is_open():
 
     async with stand_in(first_delay=0.05) as served:
         load = await run(served, Plan("endless", endless(), None), num_users=2, duration=0.3)
-    assert 4 <= len(load.records) <= 14
+    assert len(load.records) == len(served.bodies) >= 2
     assert all(record.is_answered and record.due < 0.3 for record in load.records)
+    assert all(record.ended >= 0.3 for record in load.records[-2:])  # each user's last
 
 
 @pytest.mark.parametrize("num_users", [None, 1])
@@ -160,11 +166,16 @@ async def test_a_prompt_that_cannot_be_made_ends_the_load():
 
 async def test_clients_can_start_at_the_same_moment():
     async with stand_in() as served:
-        start = time.time() + 0.5
-        loads = await asyncio.gather(
-            *(run(served, plan_of(single(0.0), single(0.1)), start_at=start) for _ in range(2))
-        )
-        starts = [time.time() - time.perf_counter() + load.start for load in loads]
-        assert starts == pytest.approx([start, start], abs=0.2)
+        client = Client(read_target(served.url), timeout=60)
+        moment = time.time() + 3600
+        load = Load(client, FORM, plan_of(single(0.0)), start_at=moment)
+        running = asyncio.create_task(load.run())
+        while not load.start:
+            await asyncio.sleep(0)
+        assert time.time() - time.perf_counter() + load.start == pytest.approx(moment, abs=5)
+        await asyncio.sleep(0.1)
+        load.stop()
+        assert await running == [] == served.bodies
+        client.close()
         with pytest.raises(TooLate, match="a later --start-at"):
             await run(served, plan_of(single(0.0)), start_at=time.time() - 1)
