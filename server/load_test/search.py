@@ -3,11 +3,13 @@
 Pure search; what a trial is, the caller knows. No clock, no HTTP.
 """
 
-from collections.abc import Awaitable, Callable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 MAX_TRIALS = 40
+_CONFIRMED = 2  # trials that make an end sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,10 @@ class Trial:
 class Found:
     """The end of a search."""
 
-    rate: float | None  # kept in two trials; None: not even the lowest rate tried is kept
-    broken_rate: float | None  # the lowest rate seen to break above it; None: none did up to the limit
+    rate: float | None  # the highest that was kept; None: not even the lowest rate tried is
+    broken_rate: float | None  # the lowest above it that broke; None: none did up to the limit
     trials: tuple[Trial, ...]
-    is_complete: bool  # whether the two lie as close as was asked for
+    is_complete: bool  # whether the two lie as close as was asked for, each by two trials
 
 
 async def find_rate(
@@ -40,8 +42,8 @@ async def find_rate(
 ) -> Found:
     """Search between `least` and `most` sessions per second.
 
-    A rate counts as found when a second trial, with other arrivals, keeps it too: one lucky draw is not enough. One
-    that breaks the second time becomes the upper end of what is searched.
+    Neither a lucky nor an unlucky draw of arrivals decides: when the two ends are close, each is tried again until it
+    has been kept, or broken, twice. One that turns out otherwise is an end no more, and the search goes on.
 
     Args:
         attempt: tries a rate; each call draws anew. None ends the search.
@@ -50,56 +52,54 @@ async def find_rate(
         most: above it the search does not go.
         precision: the two ends are close enough when their ratio is at most 1 + precision.
     """
-    search = _Search(attempt, most)
-    rate = min(max(start, least), most)
-    while len(search.trials) < MAX_TRIALS:
-        if not await search.try_rate(rate):
+    trials: list[Trial] = []
+    rate: float | None = min(max(start, least), most)
+    while rate is not None and len(trials) < MAX_TRIALS:
+        trial = await attempt(rate)
+        if trial is None:
             break
-        kept, broken = search.kept, search.broken
-        if kept is None:
-            if broken is not None and broken <= least:
-                break
-            rate = max(least, (broken or rate) / 2)
-        elif broken is None and kept < most:
-            rate = min(most, kept * 2)
-        elif broken is not None and broken / kept > 1 + precision:
-            rate = sqrt(kept * broken)
-        elif search.num_kept(kept) >= 2:
-            break
-        else:
-            rate = kept
-    kept = search.kept
-    is_confirmed = kept is not None and search.num_kept(kept) >= 2
-    is_close = kept is not None and (kept >= most or (search.broken or 0.0) / kept <= 1 + precision)
-    return Found(kept, search.broken, tuple(search.trials), is_confirmed and is_close)
+        trials.append(trial)
+        rate = _next_rate(_Ends.of(trials), least, most, precision)
+    ends = _Ends.of(trials)
+    return Found(ends.kept, ends.broken, tuple(trials), is_complete=rate is None and ends.kept is not None)
 
 
-class _Search:
-    """What is known so far."""
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What the trials so far say, and how many of them at that very rate."""
 
-    def __init__(self, attempt: Callable[[float], Awaitable[Trial | None]], most: float) -> None:
-        self.trials: list[Trial] = []
-        self._attempt = attempt
-        self._most = most
+    kept: float | None  # the highest rate below all that broke that did not break more often than it was kept
+    num_kept: int
+    broken: float | None  # the lowest rate that broke more often than it was kept
+    num_broken: int
 
-    @property
-    def broken(self) -> float | None:
-        """The lowest rate that broke in any trial."""
-        return min((trial.rate for trial in self.trials if not trial.is_kept), default=None)
+    @classmethod
+    def of(cls, trials: Sequence[Trial]) -> "_Ends":
+        counts: defaultdict[float, Counter[bool]] = defaultdict(Counter)
+        for trial in trials:
+            counts[trial.rate][trial.is_kept] += 1
+        broken = min((rate for rate, count in counts.items() if count[False] > count[True]), default=None)
+        below = [rate for rate, count in counts.items() if broken is None or rate < broken]
+        kept = max(below, default=None)
+        return cls(
+            kept, 0 if kept is None else counts[kept][True], broken, 0 if broken is None else counts[broken][False]
+        )
 
-    @property
-    def kept(self) -> float | None:
-        """The highest rate that was kept, below all that broke."""
-        limit = self.broken or float("inf")
-        return max((trial.rate for trial in self.trials if trial.is_kept and trial.rate < limit), default=None)
 
-    def num_kept(self, rate: float) -> int:
-        """Trials of exactly this rate that kept it."""
-        return sum(trial.is_kept and trial.rate == rate for trial in self.trials)
-
-    async def try_rate(self, rate: float) -> bool:
-        """Whether there was a trial."""
-        trial = await self._attempt(rate)
-        if trial is not None:
-            self.trials.append(trial)
-        return trial is not None
+def _next_rate(ends: _Ends, least: float, most: float, precision: float) -> float | None:
+    """What to try next; None at the end of the search."""
+    kept, broken = ends.kept, ends.broken
+    if kept is None:
+        assert broken is not None, "there was a trial"
+        if broken > least:
+            return max(least, broken / 2)
+        return None if ends.num_broken >= _CONFIRMED else broken
+    if broken is None and kept < most:
+        return min(most, kept * 2)
+    if broken is not None and broken / kept > 1 + precision:
+        return sqrt(kept * broken)
+    if ends.num_kept < _CONFIRMED:
+        return kept
+    if broken is not None and ends.num_broken < _CONFIRMED:
+        return broken
+    return None

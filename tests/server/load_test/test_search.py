@@ -1,6 +1,7 @@
 """The search for the highest rate, on servers that are functions: ends where the oracle says, in few trials."""
 
 import random
+from statistics import fmean, median
 
 import pytest
 
@@ -45,7 +46,48 @@ async def test_chance_does_not_lead_it_far_astray(seed):
     found = await find_rate(attempt, start=1.0, least=0.01, most=1e4, precision=0.1)
     assert found.rate is not None and 4 < found.rate < 14
     assert len(found.trials) < MAX_TRIALS
-    assert all(trial.is_kept for trial in found.trials if trial.rate == found.rate)
+    for rate, is_kept in ((found.rate, True), (found.broken_rate, False)):
+        assert sum(trial.is_kept == is_kept for trial in found.trials if trial.rate == rate) == 2
+
+
+def share_in_time(rate, seconds, chance):
+    """Of one trial of a queue with one server that takes 20 ms for each: the share answered within 100 ms."""
+    now = free = num_in_time = num = 0
+    while (now := now + chance.expovariate(rate)) < seconds:
+        free = max(free, now) + 0.02
+        num, num_in_time = num + 1, num_in_time + (free - now <= 0.1)
+    return num_in_time / max(1, num)
+
+
+async def test_what_it_finds_of_a_queue_is_what_trying_all_rates_finds():
+    """Poisson arrivals at a server of fixed time (M/D/1), in trials so short that any one is often wrong."""
+    long = random.Random(0)
+    best = max(rate for rate in range(30, 50) if share_in_time(rate, 3000, long) >= 0.9)
+
+    async def attempt(rate):
+        share = share_in_time(rate, 10, chance)
+        return Trial(rate, share >= 0.9, share)
+
+    found = []
+    for seed in range(60):
+        chance = random.Random(seed)
+        found.append(await find_rate(attempt, start=1.0, least=1.0, most=1e4, precision=0.1))
+    rates = [each.rate for each in found]
+    assert 36 <= best <= 39 and median(rates) == pytest.approx(best, rel=0.1)
+    assert all(0.75 * best < rate < 1.2 * best for rate in rates)
+    assert fmean(len(each.trials) for each in found) < 16
+
+
+async def test_one_unlucky_trial_does_not_end_it_low():
+    trials = []
+
+    async def attempt(rate):
+        trials.append(rate)
+        is_kept = rate < 100 and len(trials) != 2
+        return Trial(rate, is_kept, float(is_kept))
+
+    found = await find_rate(attempt, start=1.0, least=0.01, most=1e4, precision=0.1)
+    assert trials[:2] == [1, 2] and 90 < found.rate < 100 and found.is_complete
 
 
 async def test_a_search_that_is_ended_says_what_it_knows():
