@@ -1,12 +1,11 @@
 """Whether `octavo load-test` measures what another client measures on the same load.
 
 The other client shares no code with it: a thread for each request, http.client of the standard library, and medians by
-the statistics module. Both send the same prompts at the same times to the same server; what each says of the median
-time to the first token, between pieces of text, per token and to the end should differ by 3 % at most.
+the statistics module. Both send the same prompts at the same moments to the same server, which may be busy or not; of
+each two equal requests, one client's comes first and the other's just behind it, in turns. What each says of the median
+time to the first token, between pieces of text, per token and to the end may differ by 3 % at most.
 
-Two servers are asked. A paced one, which answers by the clock, so that the true times are known: each client in turn.
-And `octavo serve`, whose times whatever else runs on the machine moves by more than 3 %: both clients at once, each
-request of one due at the same moment as the same request of the other, so that both meet the same machine.
+Two servers are asked: a paced one, which answers by the clock, so that the true times are known, and `octavo serve`.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,37 +39,36 @@ LIMIT = 0.03
 NAMES = ("first token", "between pieces", "per token", "whole answer")
 PACE_SECONDS = 0.1  # of each token of the paced server, the first included
 START_SECONDS = 20.0  # until both clients start together, warmed up
-BEHIND_SECONDS = 0.003
+BEHIND_SECONDS = 0.003  # that the second of two equal requests comes after the first
 _READY_SECONDS = 30.0
 
 Medians = dict[str, float]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadShape:
-    """What both clients send in a round."""
+    """What both clients send."""
 
     num_requests: int
-    rate: float  # requests per second
+    rate: float  # requests per second, of each client
     num_words: int  # of a prompt
     num_tokens: int  # of an answer
 
 
-LOADS = {"paced": LoadShape(60, 4.0, 20, 12), "octavo": LoadShape(60, 1.5, 60, 32)}
+LOADS = {"paced": LoadShape(100, 4.0, 20, 12), "octavo": LoadShape(300, 1.5, 60, 32)}
 
 
 def main() -> int:
-    """Run the rounds, print a table for each server, keep the result; 1 if the two clients do not agree."""
+    """Send the loads, print a table for each server, keep the result; 1 if the two clients do not agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", nargs="+", choices=tuple(LOADS), default=list(LOADS), help="(default: both)")
-    parser.add_argument("--rounds", type=int, default=4, help="of each client (default: 4)")
     parser.add_argument("--json", type=Path, default=RESULTS_DIR / "load_test_agreement.json", help="result file")
     options = parser.parse_args()
-    results = {name: measure(name, options.rounds) for name in options.servers}
+    results = {name: measure(name) for name in options.servers}
     result = {
         "machine": machine_facts(),
         "command": command_line(),
-        "rounds": options.rounds,
         "limit": LIMIT,
         "servers": results,
     }
@@ -78,15 +76,15 @@ def main() -> int:
     return 0 if all(each["is_agreed"] for each in results.values()) else 1
 
 
-def measure(name: str, num_rounds: int) -> dict[str, Any]:
-    """Let both clients measure one server; prints what came of it."""
+def measure(name: str) -> dict[str, Any]:
+    """Let both clients measure one server at once; prints what came of it."""
     shape = LOADS[name]
-    rows = make_load(shape)
-    with started(name) as url, tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "load.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        ours, others = run_rounds(url, path, rows, num_rounds, is_paired=name == "octavo")
-    compared = {each: compare([one[each] for one in ours], [one[each] for one in others]) for each in NAMES}
+    ours, others = make_loads(shape)
+    with started(name) as url, tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+        path = write_rows(Path(folder) / "load.jsonl", ours)
+        start = time.time() + START_SECONDS
+        other = pool.submit(other_client, url, others, start)
+        compared = compare(load_test(url, path, start), other.result())
     is_agreed = all(abs(row["ratio"] - 1) <= LIMIT for row in compared.values())
     print(f"{name}: {'the two agree' if is_agreed else 'the two do not agree'}\n\n{to_table(compared)}\n")
     return {"load": asdict(shape), "medians": compared, "is_agreed": is_agreed}
@@ -107,57 +105,41 @@ def started(name: str) -> Iterator[str]:
         yield process.url
 
 
-def make_load(shape: LoadShape) -> list[dict[str, Any]]:
-    """The rows of a file of prompts with times: Poisson arrivals, all prompts different."""
+def make_loads(shape: LoadShape) -> tuple[list[Row], list[Row]]:
+    """What each client sends: rows of a file of prompts with times; Poisson arrivals, all prompts different.
+
+    Who comes first is served first, so that each does in half of the pairs.
+    """
     chance = random.Random(1)
     now = 0.0
-    rows = []
-    for prompt in make_prompts(shape.num_requests, shape.num_words, seed=2):
-        rows.append({"at": now, "prompt": prompt, "max_tokens": shape.num_tokens})
+    ours: list[Row] = []
+    others: list[Row] = []
+    for number, prompt in enumerate(make_prompts(shape.num_requests, shape.num_words, seed=2)):
+        pair = [{"at": at, "prompt": prompt, "max_tokens": shape.num_tokens} for at in (now, now + BEHIND_SECONDS)]
+        ours.append(pair[number % 2])
+        others.append(pair[1 - number % 2])
         now += chance.expovariate(shape.rate)
-    return rows
-
-
-def run_rounds(
-    url: str, path: Path, rows: Sequence[dict[str, Any]], num_rounds: int, *, is_paired: bool
-) -> tuple[list[Medians], list[Medians]]:
-    """The medians of each round of both clients: at once where they are paired, else one after the other."""
-    ours: list[Medians] = []
-    others: list[Medians] = []
-    for number in range(num_rounds):
-        if is_paired:
-            # Who comes first is served first: each client does in half of the rounds.
-            start = time.time() + START_SECONDS
-            late = start + BEHIND_SECONDS
-            our_start, other_start = (late, start) if number % 2 else (start, late)
-            with ThreadPoolExecutor(1) as pool:
-                other = pool.submit(other_client, url, rows, other_start)
-                ours.append(load_test(url, path, our_start))
-                others.append(other.result())
-        elif number % 2:
-            others.append(other_client(url, rows))
-            ours.append(load_test(url, path))
-        else:
-            ours.append(load_test(url, path))
-            others.append(other_client(url, rows))
     return ours, others
 
 
-def compare(ours: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
-    """The medians of rounds, in seconds, and the mean ratio of the two in one round."""
-    ratio = geometric_mean(one / other for one, other in zip(ours, others, strict=True))
-    return {"load_test": list(ours), "other_client": list(others), "ratio": ratio}
+def write_rows(path: Path, rows: Sequence[Row]) -> Path:
+    """As `octavo load-test --prompts` reads them."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
-def to_table(compared: Mapping[str, Mapping[str, Any]]) -> str:
+def compare(ours: Medians, others: Medians) -> dict[str, dict[str, float]]:
+    """Both clients' medians, in seconds, and their ratio."""
+    return {
+        name: {"load_test": ours[name], "other_client": others[name], "ratio": ours[name] / others[name]}
+        for name in NAMES
+    }
+
+
+def to_table(compared: Mapping[str, Mapping[str, float]]) -> str:
     """For a page."""
     rows = [
-        (
-            name,
-            f"{median(row['load_test']) * 1000:.2f}",
-            f"{median(row['other_client']) * 1000:.2f}",
-            f"{row['ratio']:.3f}",
-        )
+        (name, f"{row['load_test'] * 1000:.2f}", f"{row['other_client'] * 1000:.2f}", f"{row['ratio']:.3f}")
         for name, row in compared.items()
     ]
     return markdown_table(("median, ms", "octavo load-test", "other client", "ratio"), rows)
@@ -179,7 +161,7 @@ def load_test(url: str, path: Path, start_at: float | None = None) -> Medians:
     return {name: summary[field]["percentiles"]["p50"] for name, field in zip(NAMES, fields, strict=True)}
 
 
-def other_client(url: str, rows: Sequence[dict[str, Any]], start_at: float | None = None) -> Medians:
+def other_client(url: str, rows: Sequence[Row], start_at: float | None = None) -> Medians:
     """The same load by threads, from `start_at` (Unix time) on."""
     address = urlsplit(url).netloc
     model = _ask_model(address)
@@ -204,7 +186,7 @@ def other_client(url: str, rows: Sequence[dict[str, Any]], start_at: float | Non
 class _Request:
     """One request in a thread of its own."""
 
-    def __init__(self, address: str, model: str, row: dict[str, Any], due: float) -> None:
+    def __init__(self, address: str, model: str, row: Row, due: float) -> None:
         self.due = due
         self.times: list[float] = []
         self.end = 0.0
