@@ -30,6 +30,7 @@ from server.load_test.request_form import RequestForm
 from server.load_test.result import Result, write_json
 from server.load_test.screen import Progress, error_table, latency_table, search_table, summary_table
 from server.load_test.search import Found, find_rate
+from server.load_test.summary import warnings_of
 from server.load_test.trace_prompts import BadTraceOptions
 from server.load_test.trials import Outcome, Trials
 from server.load_test.workload import BadPlan, Workload, objective_of, workload_of
@@ -39,8 +40,6 @@ DEFAULT_GOAL = 0.9
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-_BUSY_PROCESSORS = 0.8  # of one: from here on the client may be what is measured
-_LATE_SHARE = 0.1  # of the median time to the first token
 _USAGE_ERRORS = (SettingsError, BadUrl, BadPlan, BadPromptFile, BadTraceOptions, UnreadableTrace, TooLate)
 
 
@@ -177,7 +176,7 @@ class _Command:
             load=workload.describe(),
             prompts=outcome.plan.name,
             seed=self._seed,
-            notes=(*outcome.plan.notes, *uncounted, *ends, *_warnings(outcome)),
+            notes=(*outcome.plan.notes, *uncounted, *ends, *warnings_of(outcome.summary)),
             request_fields=fields,
             calibration=asdict(calibration),
             outcome=outcome,
@@ -233,27 +232,6 @@ def _chosen(found: Found, outcomes: Sequence[Outcome]) -> Outcome | None:
         if trial.is_kept and trial.rate == found.rate
     ]
     return next(reversed(kept or outcomes), None)
-
-
-def _warnings(outcome: Outcome) -> list[str]:
-    """What may make the numbers say more of the client than of the server."""
-    summary = outcome.summary
-    warnings = []
-    if summary.client_processors > _BUSY_PROCESSORS:
-        warnings.append(
-            f"the client kept {summary.client_processors:.2f} processors busy, and one is all it can use: "
-            "spread the load over several clients"
-        )
-    late, first = summary.lateness.percentiles["p99"], summary.ttft.percentiles["p50"]
-    if late is not None and first is not None and late > _LATE_SHARE * first:
-        warnings.append(
-            f"1 % of requests were sent {late * 1000:.3g} ms or more after they were due; latencies contain that time"
-        )
-    if summary.num_answered and summary.num_output_tokens < 0.9 * summary.num_wanted_tokens:
-        warnings.append(
-            "answers were shorter than asked for: the model ended them; --ignore-eos where the server has it"
-        )
-    return warnings
 
 
 def _verdict(found: Found, objective: str) -> str:

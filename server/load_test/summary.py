@@ -15,6 +15,9 @@ from server.load_test.objective import Objective
 from server.load_test.record import Record
 
 PERCENTS = (50.0, 75.0, 90.0, 95.0, 99.0)
+_BUSY_PROCESSORS = 0.8  # of one: from here on the client may be what is measured
+_LATE_SHARE = 0.1  # of the median time to the first token
+_SHORT_SHARE = 0.9  # of the tokens that were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,26 @@ def summarise(
         client_processors=client_seconds * per_second,
         num_sent_again=num_sent_again,
     )
+
+
+def warnings_of(summary: Summary) -> list[str]:
+    """What a reader of the numbers must know, such as that they say more of the client than of the server."""
+    warnings = []
+    if summary.client_processors > _BUSY_PROCESSORS:
+        warnings.append(
+            f"the client kept {summary.client_processors:.2f} processors busy, and one is all it can use: "
+            "spread the load over several clients"
+        )
+    late, first = summary.lateness.percentiles["p99"], summary.ttft.percentiles["p50"]
+    if late is not None and first is not None and late > _LATE_SHARE * first:
+        warnings.append(
+            f"1 % of requests were sent {late * 1000:.3g} ms or more after they were due; latencies contain that time"
+        )
+    if summary.num_answered and summary.num_output_tokens < _SHORT_SHARE * summary.num_wanted_tokens:
+        warnings.append(
+            "answers were shorter than asked for: the model ended them; --ignore-eos where the server has it"
+        )
+    return warnings
 
 
 def describe(samples: "Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]", percents: Sequence[float]) -> Latency:

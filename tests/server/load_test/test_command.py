@@ -179,6 +179,7 @@ async def test_a_trial_begins_when_what_was_given_up_before_is_worked_off(monkey
     for trial in search["trials"]:
         assert trial["share"] < 0.9 and "stopped" in {error["kind"] for error in trial["summary"]["errors"]}
     assert len(num_open_at_start) == 3 and max(num_open_at_start) == 1
+    assert len({body["prompt"] for body in served.bodies}) == len(served.bodies)  # no trial finds another's in a cache
 
 
 async def test_an_interrupted_search_reports_the_trials_that_were_over(tmp_path):
@@ -268,6 +269,13 @@ async def test_a_load_that_is_to_start_in_the_past_is_refused(capsys):
         assert await run(served, f"--start-at {time.time() - 5} --rate 50 --num-requests 3 --warm-up 0") == 2
         assert "give a later --start-at" in capsys.readouterr().err
         assert len(served.bodies) == 2  # to count words
+
+
+async def test_no_more_are_open_than_may_be():
+    async with stand_in(first_delay=0.02) as served:
+        line = "--rate 1000 --num-requests 6 --output-tokens 1 --warm-up 0"
+        assert await run(served, f"{line} --max-concurrency 2") == 0
+    assert served.most_open == 2
 
 
 async def test_json_alone_goes_to_standard_output_as_to_a_file(capsys, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from server.load_test.objective import Objective
 from server.load_test.record import Record
-from server.load_test.summary import describe, summarise
+from server.load_test.summary import describe, summarise, warnings_of
 
 
 def record(due, first=None, gaps=(), *, counted=None, error=None, sent=None, **fields):
@@ -83,6 +83,22 @@ def test_a_load_is_summed_up():
     assert summary.lateness.most == pytest.approx(0.05)
     assert summary.client_processors == pytest.approx(0.2) and summary.num_sent_again == 3
     assert summary.num_kept is None and summary.goodput is None
+
+
+@pytest.mark.parametrize(
+    ("client_seconds", "lateness", "num_tokens", "sentences"),
+    [
+        (0.5, 0.0, 10, []),
+        (0.9, 0.0, 10, ["the client kept 0.90 processors busy"]),
+        (0.5, 0.02, 10, []),
+        (0.5, 0.06, 10, ["sent 60 ms or more after they were due"]),
+        (0.5, 0.0, 8, ["answers were shorter than asked for"]),
+    ],
+)
+def test_readers_are_warned(client_seconds, lateness, num_tokens, sentences):
+    records = [record(0.5, 0.5, counted=num_tokens, sent=0.5 + lateness)]
+    found = warnings_of(summarise(records, Objective(), client_seconds=client_seconds))
+    assert len(found) == len(sentences) and all(map(str.__contains__, found, sentences))
 
 
 def test_open_requests_are_counted_over_time():
