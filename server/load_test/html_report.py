@@ -21,7 +21,7 @@ _STYLE = """
 body { margin: 0 auto; max-width: 1100px; padding: 1rem; background: var(--back); color: var(--text);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem; }
-p { margin: .3rem 0; overflow-wrap: anywhere; } .soft { color: var(--soft); } .bad { color: var(--bad); }
+h1, p { overflow-wrap: anywhere; } p { margin: .3rem 0; } .soft { color: var(--soft); } .bad { color: var(--bad); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }

@@ -90,6 +90,7 @@ async def test_the_page_stands_by_itself(tmp_path):
     page = Page(text)
     assert not re.search(r"(src|href)=|url\(|@import|<script|https?://(?!127)", text)
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
+    assert "h1, p { overflow-wrap: anywhere; }" in text  # names of models may be long paths
     plots = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(plots) == 5 and all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
     assert not re.search(r"\bnan\b|\binf\b", text.lower())
