@@ -1,9 +1,9 @@
 """Whether `octavo load-test` measures what another client measures on the same load.
 
 The other client shares no code with it: a thread for each request, http.client of the standard library, and medians by
-the statistics module. Both send the same prompts at the same moments to the same server, which may be busy or not; of
-each two equal requests, one client's comes first and the other's just behind it, in turns. What each says of the median
-time to the first token, between pieces of text, per token and to the end may differ by 3 % at most.
+the statistics module. Both send the same prompts to the same server in the same minutes, so that they meet the same
+machine, busy or not: of each two equal requests, one client's comes first and the other's a little later, in turns. What
+each says of the median time to the first token, between pieces of text, per token and to the end may differ by 3 %.
 
 Two servers are asked: a paced one, which answers by the clock, so that the true times are known, and `octavo serve`.
 """
@@ -39,7 +39,7 @@ LIMIT = 0.03
 NAMES = ("first token", "between pieces", "per token", "whole answer")
 PACE_SECONDS = 0.1  # of each token of the paced server, the first included
 START_SECONDS = 20.0  # until both clients start together, warmed up
-BEHIND_SECONDS = 0.003  # that the second of two equal requests comes after the first
+BEHIND_SECONDS = 0.3  # from the first of two equal requests to the second, which mostly finds the first one answered
 _READY_SECONDS = 30.0
 
 Medians = dict[str, float]
@@ -56,7 +56,7 @@ class LoadShape:
     num_tokens: int  # of an answer
 
 
-LOADS = {"paced": LoadShape(100, 4.0, 20, 12), "octavo": LoadShape(300, 1.5, 60, 32)}
+LOADS = {"paced": LoadShape(100, 4.0, 20, 12), "octavo": LoadShape(240, 1.0, 120, 16)}
 
 
 def main() -> int:
@@ -108,7 +108,7 @@ def started(name: str) -> Iterator[str]:
 def make_loads(shape: LoadShape) -> tuple[list[Row], list[Row]]:
     """What each client sends: rows of a file of prompts with times; Poisson arrivals, all prompts different.
 
-    Who comes first is served first, so that each does in half of the pairs.
+    Each client comes first in half of the pairs.
     """
     chance = random.Random(1)
     now = 0.0
