@@ -2,8 +2,9 @@
 
 The other client shares no code with it: a thread for each request, http.client of the standard library, and medians by
 the statistics module. Both send the same prompts to the same server in the same minutes, so that they meet the same
-machine, busy or not: of each two equal requests, one client's comes first and the other's a little later, in turns. What
-each says of the median time to the first token, between pieces of text, per token and to the end may differ by 3 %.
+machine, busy or not: of each two equal requests, one client's comes first and the other's a little later, in turns.
+What each says of the median time to the first token, between pieces of text, per token and to the end may differ by
+3 %.
 
 Two servers are asked: a paced one, which answers by the clock, so that the true times are known, and `octavo serve`.
 """
