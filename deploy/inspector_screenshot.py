@@ -21,7 +21,7 @@ from deploy.dashboard_screenshot import MAX_BYTES, WIDTH, browser
 IMAGE = Path(__file__).resolve().parent.parent / "docs" / "images" / "inspector.png"
 LAYER, HEAD = 17, 5
 WAIT_SECONDS = 180.0  # the model is loaded a second time
-FIRST, LAST = "section[aria-labelledby=tokens-title]", "section[aria-labelledby=attention-title]"
+SECTION = "section[aria-labelledby=attention-title]"
 _CHOOSE = """
 const [layer, head] = arguments;
 document.getElementById("layer").value = layer;
@@ -44,8 +44,8 @@ def picture(driver: Any) -> bytes:  # noqa: ANN401
     wait_until(driver, shown, "0/0")
     driver.execute_script(_CHOOSE, LAYER, HEAD)
     wait_until(driver, shown, f"{LAYER}/{HEAD}")
-    top = driver.execute_script(_EDGE, FIRST, "top") - 12
-    bottom = driver.execute_script(_EDGE, LAST, "bottom") + 12
+    top = driver.execute_script(_EDGE, SECTION, "top") - 12
+    bottom = driver.execute_script(_EDGE, SECTION, "bottom") + 12
     clip = {"x": 0, "y": top, "width": WIDTH, "height": bottom - top, "scale": 1}
     taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
     return base64.b64decode(taken["data"])
